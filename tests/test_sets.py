@@ -75,13 +75,14 @@ class Drawn:
         mask = self.arguments["mask"]
         return [row for row in range(len(self.obs)) if mask is None or mask[row]]
 
-    def pool(self, line: str) -> list[int]:
-        """The controls of a line, enumerated."""
-        is_matched = bool(self.arguments["match"])
+    def pool(self, cell: int) -> list[int]:
+        """The controls of a cell, enumerated."""
+        columns = self.arguments["match"] or []
         return [
             row
             for row in self.used
-            if self.obs["drug"].iloc[row] == "DMSO" and (not is_matched or self.obs["line"].iloc[row] == line)
+            if self.obs["drug"].iloc[row] == "DMSO"
+            and self.obs[columns].iloc[row].tolist() == self.obs[columns].iloc[cell].tolist()
         ]
 
 
@@ -89,16 +90,21 @@ class Drawn:
 def drawn_sets(draw: st.DrawFn) -> Drawn:
     chunk = draw(st.integers(1, 4))
     size = chunk * draw(st.integers(1, 4))
-    # numbers of cells by line and drug; one group is large enough, and each line has a control
+    # numbers of cells by line and drug; one group is large enough, and each line has a control on each plate
     numbers = {("A", "x"): draw(st.integers(size, 5 * size))}
     for line in ("A", "B"):
         numbers[line, "DMSO"] = draw(st.integers(2, 3 * size))
         for drug in ("y", "z"):
             numbers[line, drug] = draw(st.integers(0, 4 * size))
-    pairs = [pair for pair, number in numbers.items() for _ in range(number)]
+    length = draw(st.integers(1, size))  # of a run of cells on one plate
+    cells = [
+        (*pair, str(number // (1 if pair[1] == "DMSO" else length) % 2))
+        for pair, n_cells in numbers.items()
+        for number in range(n_cells)
+    ]
     if draw(st.booleans()):
-        pairs = [pairs[place] for place in np.random.default_rng(draw(st.integers(0, 3))).permutation(len(pairs))]
-    obs = pd.DataFrame(pairs, columns=["line", "drug"])
+        cells = [cells[place] for place in np.random.default_rng(draw(st.integers(0, 3))).permutation(len(cells))]
+    obs = pd.DataFrame(cells, columns=["line", "drug", "plate"])
     has_controls = draw(st.booleans())
     mask = None
     if draw(st.booleans()):  # without a cell of the large groups
@@ -109,7 +115,7 @@ def drawn_sets(draw: st.DrawFn) -> Drawn:
         "set_size": size,
         "chunk_size": chunk,
         "controls": {"drug": "DMSO"} if has_controls else None,
-        "match": draw(st.sampled_from([None, ["line"]])) if has_controls else None,
+        "match": draw(st.sampled_from([None, ["line"], ["plate"], ["plate", "line"]])) if has_controls else None,
         "mask": mask,
         "remainder": draw(st.sampled_from(["drop", "keep", "pad"])),
         "seed": draw(st.integers(0, 3)),
@@ -157,19 +163,21 @@ def test_two_epochs_use_every_cell(drawn: Drawn) -> None:
 
 @quiet
 @given(drawn_sets())
-def test_controls_match_their_set(drawn: Drawn) -> None:
-    """Controls come from the pool of their set, and repeat only if the pool has too few cells."""
-    for cells, name in zip(drawn.in_epoch(drawn.epoch), drawn.sets().groups, strict=True):
-        treated, controls = cells.rows[~cells.are_controls], cells.rows[cells.are_controls].tolist()
+def test_controls_match_their_cells(drawn: Drawn) -> None:
+    """The controls of a set match its cells one by one, and repeat only if a pool has too few cells."""
+    for cells in drawn.in_epoch(drawn.epoch):
+        treated, controls = cells.rows[~cells.are_controls].tolist(), cells.rows[cells.are_controls].tolist()
         if drawn.arguments["controls"] is None:
             assert controls == []
             continue
-        pool = drawn.pool(name.split(", ")[0])
         assert cells.are_controls.tolist() == [False] * len(treated) + [True] * len(treated)
-        assert set(controls) <= set(pool)
-        counts = Counter(controls)
-        assert len(pool) >= len(controls) or len(counts) == len(pool)
-        assert max(counts.values()) <= -(-len(controls) // len(pool))
+        by_pool: dict[tuple[int, ...], list[int]] = {}
+        for cell, control in zip(treated, controls, strict=True):
+            by_pool.setdefault(tuple(drawn.pool(cell)), []).append(control)
+        for pool, own in by_pool.items():
+            counts = Counter(own)
+            assert set(counts) <= set(pool)
+            assert max(counts.values()) <= -(-len(own) // len(pool))
 
 
 @quiet
@@ -180,8 +188,9 @@ def test_chunks_of_a_group_stay_together(drawn: Drawn) -> None:
     for cells, name in zip(drawn.in_epoch(drawn.epoch), drawn.sets().groups, strict=True):
         line, drug = name.split(", ")
         parts = [(cells.rows[~cells.are_controls], drawn.groups[line, drug])]
-        if drawn.arguments["controls"] is not None and len(drawn.pool(line)) >= size:
-            parts.append((cells.rows[cells.are_controls], drawn.pool(line)))
+        pool = drawn.pool(int(cells.rows[0]))
+        if drawn.arguments["controls"] and len(pool) >= size and "plate" not in (drawn.arguments["match"] or ()):
+            parts.append((cells.rows[cells.are_controls], pool))
         for rows, order in parts:
             if len(rows) == size and not cells.are_repeats.any():
                 places = np.array([order.index(row) for row in rows]).reshape(-1, chunk)
@@ -481,8 +490,8 @@ ARGUMENTS = {"by": ["line", "drug"], "set_size": 2, "chunk_size": 1, "controls":
         ),
         ({"remainder": "exact"}, ValueError, r"remainder must be one of 'drop', 'keep', 'pad', got 'exact'"),
         ({"seed": -1}, ValueError, r"seed must be at least 0"),
-        ({"match": ["plate"]}, ValueError, r"match must name columns of by, .* match=\['plate'\] with by="),
-        ({"controls": None}, ValueError, r"match must name columns of by, .* and no controls"),
+        ({"match": ["plate"]}, ValueError, r"plate must have a value in each cell to use, but 1 cell"),
+        ({"controls": None}, ValueError, r"match requires controls, got match=\['line'\] without"),
         (
             {"set_size": 5},
             ValueError,
@@ -508,7 +517,7 @@ ARGUMENTS = {"by": ["line", "drug"], "set_size": 2, "chunk_size": 1, "controls":
         (
             {"mask": slice(0, 11)},
             ValueError,
-            r"2 groups must have controls with the same line, got none for B, x; B, y",
+            r"with the same line, got none for cells of 2 groups: B, x \(2 cells\); B, y \(3 cells\)\. Exclude",
         ),
         ({"mask": slice(0, 4)}, ValueError, r"controls must select at least one cell"),
         ({"mask": slice(4, 6)}, ValueError, r"No cells remain for sets"),

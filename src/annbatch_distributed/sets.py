@@ -10,9 +10,10 @@ The cells of a set depend only on (seed, epoch, group), so they are the same on 
    two consecutive epochs therefore have every cell in a set, even if the tail is dropped.
 2. The other cells are cut into chunks of consecutive cells, which are permuted. Every ``set_size // chunk_size`` chunks
    form a set.
-3. Control cells are chunks of the pool that matches the group, sampled without replacement for each set. Chunks are the
-   same for all sets of an epoch, so that sets of one load request share them. They are counted from the front of the
-   pool in even epochs and from its back in odd ones, so that each control cell can be sampled.
+3. Each cell of a set has a control from the pool that matches the cell. Controls are chunks of the pool, sampled
+   without replacement for each set. Chunks are the same for all sets of an epoch, so that sets of one load request
+   share them. They are counted from the front of the pool in even epochs and from its back in odd ones, so that each
+   control cell can be sampled.
 """
 
 from __future__ import annotations
@@ -102,8 +103,8 @@ class CellSets(Units):
     """Cells that are in sets, by group."""
     pools: Grouped | None
     """Controls, by pool; None without controls."""
-    pool_of: Int64Array
-    """Pool of each group."""
+    pool_of: npt.NDArray[np.unsignedinteger[Any]]
+    """Pool of each treated cell, in the order of ``treated``; empty without controls."""
     set_size: int
     """Number of cells of a set, without its controls."""
     chunk_size: int
@@ -146,8 +147,8 @@ class CellSets(Units):
             ``(n_obs,)``. Each set gets one control per cell; if too few match, they repeat. None (default) makes sets
             without controls.
         match
-            Columns of ``by`` in which controls have the same values as their set. None (default) lets every control
-            match.
+            Columns in which controls have the same values as the cells of their set: the first control as the first
+            cell, and so on. None (default) lets every control match.
         mask
             Cells to use, both treated cells and controls, as for :class:`DistributedSampler`. None (default) uses all.
         chunk_size
@@ -231,11 +232,9 @@ class CellSets(Units):
         if remainder not in _REMAINDERS:
             raise ValueError(f"remainder must be one of {', '.join(map(repr, _REMAINDERS))}, got {remainder!r}.")
         seed = None if seed is None else integer("seed", seed, least=0, below=BOUND)
-        if match is not None and (controls is None or not set(matched) <= set(columns)):
+        if match is not None and controls is None:
             raise ValueError(
-                f"match must name columns of by, and requires controls, got match={matched} with by={columns}"
-                f"{' and no controls' if controls is None else ''}. Name only columns of by and pass controls=..., or "
-                "leave match out."
+                f"match requires controls, got match={matched} without. Pass controls=..., or leave it out."
             )
         settings: dict[str, Any] = {
             "by": columns,
@@ -264,15 +263,14 @@ class CellSets(Units):
         # groups are sorted by name, so the order of a column's categories doesn't matter. Labels C A B have the order
         # 1 2 0, so group 0 becomes group 2
         order = np.argsort(labels)
-        groups, first_cells = np.argsort(order)[groups], first_cells[order]
-        treated = Grouped.of(rows, groups, len(labels))
+        treated = Grouped.of(rows, np.argsort(order)[groups], len(labels))
         settings |= {"mask": mask_identity, "controls": controls_identity, "cells": treated.digest()}
         sets = cls(
             tuple(labels[order]),
             len(obs),
             treated,
             None,
-            groups[:0],
+            np.empty(0, dtype=np.uint8),
             set_size,
             chunk_size,
             remainder,
@@ -283,9 +281,11 @@ class CellSets(Units):
         sets._check_sizes()
         if controls is None:
             return sets
-        pools, pool_of = _pools(obs, matched, np.flatnonzero(is_used & is_control), first_cells)
+        cells = treated.rows.to_global(np.arange(len(treated.rows)))
+        pools, pool_of = _pools(obs, matched, np.flatnonzero(is_used & is_control), cells)
         sets._check_pools(pools.sizes[pool_of], matched)
-        return replace(sets, pools=pools, pool_of=pool_of, settings=settings | {"pools": pools.digest()})
+        settings["pools"] = digest(pools.digest() + digest(pool_of.tobytes()))
+        return replace(sets, pools=pools, pool_of=pool_of)
 
     def _check_sizes(self) -> None:
         """Warn about groups that are too small for a set, or raise if all are."""
@@ -304,12 +304,18 @@ class CellSets(Units):
         warnings.warn(message, UserWarning, stacklevel=3)
 
     def _check_pools(self, sizes: Int64Array, matched: Sequence[str]) -> None:
-        """Raise if a group with sets has no controls; ``sizes`` is the number of controls of each group."""
-        empty = [self.labels[group] for group in np.flatnonzero((sizes == 0) & (self._n_sets > 0)).tolist()]
-        if empty:
+        """Raise if a cell of a group with sets has no controls; ``sizes`` is the number of controls of each cell."""
+        groups = np.repeat(np.arange(len(self.labels)), self.treated.sizes)
+        # (n_groups,): number of cells without controls
+        n_without = np.bincount(groups[sizes == 0], minlength=len(self.labels)) * (self._n_sets > 0)
+        if n_without.any():
+            named = [
+                f"{self.labels[group]} ({plural(int(n_without[group]), 'cell')})" for group in np.flatnonzero(n_without)
+            ]
             raise ValueError(
-                f"{plural(len(empty), 'group')} must have controls with the same {', '.join(matched)}, got none for "
-                f"{few(empty, _MOST_GROUPS, '; ')}. Exclude these groups with mask, or match fewer columns."
+                f"Each cell must have controls with the same {', '.join(matched)}, got none for cells of "
+                f"{plural(len(named), 'group')}: {few(named, _MOST_GROUPS, '; ')}. Exclude these cells with mask, or "
+                "match fewer columns."
             )
 
     @cached_property
@@ -439,8 +445,8 @@ class EpochSets(EpochUnits):
         are_controls = np.zeros(len(rows), dtype=np.bool_)
         if sets.pools is not None:
             controls = [np.arange(0)]
-            for group, number, length in zip(groups, numbers.tolist(), lengths, strict=True):
-                controls.append(self._control_places(number, int(sets.pool_of[group]), length))
+            for number, own in zip(numbers.tolist(), places[1:], strict=True):
+                controls.append(self._control_places(number, sets.pool_of[own]))
             rows = np.append(rows, sets.pools.rows.to_global(np.concatenate(controls)))
             # controls follow their set: cells of the sets 0 0 0 1 1 and controls of 0 0 0 1 1 are sorted by the keys
             # 0 0 0 2 2 1 1 1 3 3, in the order 0 1 2 5 6 7 3 4 8 9
@@ -487,12 +493,20 @@ class EpochSets(EpochUnits):
         # chunks after the tail are moved by its length: with a tail 2:4, chunks 0 2 4 6 begin at 0 4 6 8
         return tail, starts + np.where(starts < tail, 0, n_left)
 
-    def _control_places(self, number: int, pool: int, n_controls: int) -> Int64Array:
-        """Return the positions of the controls of a set."""
+    def _control_places(self, number: int, pools: npt.NDArray[np.unsignedinteger[Any]]) -> Int64Array:
+        """Return the positions of the controls of a set, one from the pool of each of its cells."""
+        rng, places = self._generator(1, number), np.empty(len(pools), dtype=np.int64)
+        # cells of the pools 1 0 1 have controls 0 and 2 from pool 1, and control 1 from pool 0
+        for pool in np.unique(pools):
+            of_pool = np.flatnonzero(pools == pool)
+            places[of_pool] = self._places_in_pool(rng, int(pool), len(of_pool))
+        return places
+
+    def _places_in_pool(self, rng: np.random.Generator, pool: int, n_controls: int) -> Int64Array:
+        """Return the positions of random controls of a pool."""
         sets, chunk = self.sets, self.sets.chunk_size
         assert sets.pools is not None
         n_rows, n_chunks = sets.pools.size_of(pool), -(-n_controls // chunk)
-        rng = self._generator(1, number)
         if n_rows // chunk >= n_chunks:
             # two chunks of 4 in a pool of 11 cells begin at 0 4 in even epochs, and at 3 7 in odd ones
             first = n_rows % chunk if self.epoch % 2 else 0
@@ -615,11 +629,13 @@ def _labels(values: pd.DataFrame) -> npt.NDArray[Any]:
 
 
 def _pools(
-    obs: pd.DataFrame, matched: list[str], controls: Int64Array, first_cells: Int64Array
-) -> tuple[Grouped, Int64Array]:
-    """Return controls by pool, and the pool of each group, which has the same values as the group's first cell."""
+    obs: pd.DataFrame, matched: list[str], controls: Int64Array, cells: Int64Array
+) -> tuple[Grouped, npt.NDArray[np.unsignedinteger[Any]]]:
+    """Return controls by pool, and the pool of each cell, which has the same values as its controls."""
     if not len(controls):
         raise ValueError("controls must select at least one cell to use, got none. Widen the mask, or check controls.")
-    # pools of the controls, then of the groups: of 3 controls and 2 groups, 0 1 0 and 1 0
-    pools = _numbered(obs, matched, np.append(controls, first_cells))
-    return Grouped.of(controls, pools[: len(controls)], int(pools.max()) + 1), pools[len(controls) :]
+    # pools of the controls, then of the cells: of 3 controls and 2 cells, 0 1 0 and 1 0
+    pools = _numbered(obs, matched, np.append(controls, cells))
+    n_pools = int(pools.max()) + 1
+    pool_of = pools[len(controls) :].astype(np.min_scalar_type(n_pools))
+    return Grouped.of(controls, pools[: len(controls)], n_pools), pool_of

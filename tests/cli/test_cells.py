@@ -76,6 +76,7 @@ JOBS: dict[str, tuple[Any, dict[str, Any]]] = {
     "drawn root": (RandomSampler(4, 4, 8, rng=np.random.default_rng(5)), {"seed": None, "remainder": "pad"}),
     "virtual ranks": (RandomSampler(4, 4, 8), {"virtual_ranks": 4}),
     "sets": (RandomSampler(1, 4, 2), {"sets": sets(), "sharding": "shuffled"}),
+    "controls by cell": (RandomSampler(1, 4, 2), {"sets": sets(by="cell_type", match=["donor"])}),
     "sets with a mask": (RandomSampler(1, 4, 2), {"sets": sets(mask=slice(40, 300), match=["donor"], seed=4)}),
 }
 

@@ -187,7 +187,7 @@ def _sets(options: Namespace, cells: Cells, described: Mapping[str, Any]) -> Cel
             "the script that makes the sets"
         )
     settings = {name: described[name] for name in ("by", "set_size", "chunk_size", "remainder", "seed")}
-    columns = dict.fromkeys([*described["by"], *(controls or ())])
+    columns = dict.fromkeys([*described["by"], *described["match"], *(controls or ())])
     return CellSets.from_obs(
         pd.DataFrame({name: cells.labels(name) for name in columns}),
         controls=controls,
