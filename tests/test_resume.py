@@ -274,8 +274,8 @@ def test_sharding_is_identified_by_its_attributes() -> None:
             {"sharding": "shuffled"},
             ["sharding.block_size is None", "sharding.type is 'Contiguous' in the state and 'Shuf"],
         ),
-        ({"wrapped": RandomSampler(4, 2, 4)}, ["sampler.preload_nchunks is 4 in the state and 2 here"]),
-        ({"wrapped": RandomSampler(8, 2, 8)}, ["sampler.batch_size is 4 in the state and 8 here"]),
+        ({"wrapped": RandomSampler(4, 2, 4)}, ["preload_nchunks is 4 in the state and 2 here"]),
+        ({"wrapped": RandomSampler(8, 2, 8)}, ["batch_size is 4 in the state and 8 here"]),
     ],
 )
 def test_state_with_different_settings_is_refused(options: dict[str, Any], differences: list[str]) -> None:

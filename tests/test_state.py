@@ -80,10 +80,10 @@ def test_differences_name_their_path() -> None:
     assert differences(saved, IDENTITY | {"n_obs": 101, "sampler": sampler, "rows": [[0, 10]]}) == [
         "n_obs is 100 in the state and 101 here",
         "rows is '[[0, null]]' in the state and '[[0, 10]]' here",
-        "sampler.sizes is '[8, 4]' in the state and '[8, 5]' here",
+        "sizes is '[8, 4]' in the state and '[8, 5]' here",
     ]
     assert differences(saved, {"n_obs": 100, "rows": {"length": 17, "digest": "ab"}, "sampler": sampler}) == [
-        "sampler.sizes is '[8, 4]' in the state and '[8, 5]' here",
+        "sizes is '[8, 4]' in the state and '[8, 5]' here",
         "the mask selects different rows",
     ]
     _, complete = from_state(STATE | {"identity": IDENTITY | {"datasets": [[60, 3], [40, 3]], "cells": "ab"}})

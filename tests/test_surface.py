@@ -15,6 +15,7 @@ from annbatch.abc import Sampler
 from annbatch.samplers import RandomSampler
 from torch.utils.data import DataLoader
 
+import annbatch_distributed
 from annbatch_distributed import (
     AlignedLoader,
     CellSets,
@@ -53,6 +54,11 @@ def test_documentation_lists_every_public_name(kind: type, of_others: type) -> N
     """Tab shows the names that the documentation lists, and the names of annbatch's class."""
     listed = shown(kind.__name__)
     assert public(kind) - public(of_others) <= listed <= public(kind)
+
+
+def test_package_shows_its_public_names() -> None:
+    shown = {name for name in dir(annbatch_distributed) if not name.startswith("_")}
+    assert shown == {*annbatch_distributed.__all__}
 
 
 @pytest.mark.parametrize("kind", [AlignedLoader, MixedLoader, WorkerDataLoader])
@@ -120,7 +126,7 @@ def test_repr_says_where_a_loader_is() -> None:
 
 def test_repr_of_a_mixture_lists_its_sources() -> None:
     mixture = MixedLoader({"a": loader_of(12), "b": loader_of(8)}, weights={"a": 1, "b": 1}, n_steps=4)
-    text = """MixedLoader: 20 cells
+    text = """MixedLoader: 2 sources
     a: 12 cells x 1 gene; 2 rows each, remainder='exact', prefetching 1 load request
     b: 8 cells x 1 gene; 2 rows each, remainder='exact', prefetching 1 load request
     rank: 0 of 2
@@ -140,6 +146,7 @@ def test_repr_raises_for_no_loader() -> None:
     assert "rank: not known yet\n    batches: 2 rows each" in repr(waiting)
     assert "no cells yet" in repr(numbered_of_none())
     few = loader_of(12, mask=slice(0, 1))
+    assert repr(few).startswith("StatefulLoader: 1 of 12 cells x 1 gene")
     assert "of an unknown number of (The mask selects 1 row, too few for 2 ranks" in repr(few)
     mixtures = [
         MixedLoader({"few": few}, weights={"few": 1}, n_steps=3),

@@ -61,4 +61,4 @@ if not TYPE_CHECKING:  # otherwise type checkers would accept any name
 
 
 def __dir__() -> list[str]:
-    return sorted({*globals(), *__all__})
+    return sorted({*__all__, *(name for name in globals() if name.startswith("__"))})

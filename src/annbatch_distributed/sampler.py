@@ -22,7 +22,7 @@ from annbatch_distributed.checks import Description, Gather, Read, Reading, Time
 from annbatch_distributed.core.config import Config, ShardingName, check_wrapped
 from annbatch_distributed.core.epochs import Epochs, StepSelection
 from annbatch_distributed.core.lanes import Remainder
-from annbatch_distributed.core.masks import AnyMask
+from annbatch_distributed.core.masks import ALL, AnyMask
 from annbatch_distributed.core.rank import MOST_RANKS
 from annbatch_distributed.core.request import MAX_GAP
 from annbatch_distributed.core.rows import Rows
@@ -736,13 +736,14 @@ class DistributedSampler(Sampler):
     def __repr__(self) -> str:
         config, source = self._config, self._cursor.rank_source
         sets = f"sets={config.units!r}, " if config.units.identity else ""
+        mask = "" if config.mask is ALL else f"mask={shortened(self.mask)}, "
         virtual = "" if self.virtual_ranks is None else f"virtual_ranks={self.virtual_ranks}, "
         who, asked = "rank=?, world_size=?", "deferred"
         if source.is_known:
             who, asked = f"rank={self.rank}, world_size={self.world_size}", source.placement.source
         return (
             f'{type(self).__name__}({type(config.sampler).__name__}, {who}, remainder="{config.remainder}", '
-            f"sharding={getattr(config.sharding, '__name__', config.sharding)}, mask={shortened(self.mask)}, "
+            f"sharding={getattr(config.sharding, '__name__', config.sharding)}, {mask}"
             f'seed={config.seed}, {sets}{virtual}epoch={self.epoch}, source="{asked}")'
         )
 

@@ -110,7 +110,7 @@ def test_by_counts_cells_and_share_of_epoch(
     arguments: list[Any] = [collection, "--state", saved(loader, tmp_path), "--steps", "2:4", "--by", "donor"]
     line = said(capsys, "cells", *arguments, code=2)
     assert "the mask can't be restored" in line
-    assert "Pass its rows as --rows or --where" in line
+    assert "Pass them as --rows or --where" in line
     donors = sorted(set(DONORS[mask]))
     arguments += [part for donor in donors for part in ("--where", f"donor={donor}")]
     counted = json.loads(said(capsys, "cells", *arguments, "--json"))
@@ -164,7 +164,7 @@ def test_cells_names_missing_or_contradicting_settings(
         assert message in said(capsys, "cells", collection, "--state", saved(loader, tmp_path), "--steps", 1, code=2)
     state = saved(made(collection), tmp_path)
     for arguments, message in (
-        (["--batch-size", 4], "sampler.batch_size is 8 in the state and 4 here"),
+        (["--batch-size", 4], "--batch-size is 8 in the state and 4 here"),
         (["--remainder", "pad"], "remainder is 'drop' in the state and 'pad' here"),
         (["--sharding", "shuffled"], "sharding.type is 'Contiguous' in the state and 'Shuffled' here"),
         (["--seed", 4], "seed is 3 in the state and 4 here"),
@@ -199,6 +199,8 @@ def test_state_is_found_in_a_checkpoint_of_torch(
     torch.save(checkpoint, tmp_path / "last.pt")
     cells = json.loads(said(capsys, *arguments))["cells"]
     assert [cell["row"] for cell in cells] == loader.cells_of(1)["row"].tolist()
+    (tmp_path / "last.pt").write_text("a = 1")
+    assert "the file must be JSON or a PyTorch checkpoint, but Expecting value" in said(capsys, *arguments, code=2)
     torch.save({"model": {}}, tmp_path / "last.pt")
     assert "must have one state of a loader, got none" in said(capsys, *arguments, code=2)
     (tmp_path / "last.pt").write_bytes((tmp_path / "last.pt").read_bytes()[:300])

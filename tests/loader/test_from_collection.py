@@ -160,13 +160,14 @@ def test_collection_is_a_path_a_group_or_an_object(collection: DatasetCollection
     zarr.open_group(tmp_path / "empty.zarr", mode="w")
     (tmp_path / "cells.h5ad").touch()
     for named, kind, message in (
-        (tmp_path / "none.zarr", FileNotFoundError, "none.zarr must be the folder of a collection, got nothing"),
+        (tmp_path / "none.zarr", FileNotFoundError, "none.zarr doesn't exist. Write h5ad files"),
         (tmp_path / "cells.h5ad", FileNotFoundError, "cells.h5ad must be the folder of a collection, got a file"),
         (
             (tmp_path / "none.zarr").as_uri(),
             OSError,
             "none.zarr must be the URL of a collection, but obstore can't open",
         ),
+        (tmp_path, FileNotFoundError, "must be a collection, got no zarr group there"),
         (tmp_path / "empty.zarr", ValueError, "empty.zarr must have datasets of annbatch, got none"),
         (3, TypeError, "must be a path or URL, a zarr group, or an annbatch DatasetCollection, got 3 of type int"),
     ):

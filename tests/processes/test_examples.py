@@ -100,7 +100,7 @@ def test_readme_script_trains_and_resumes(tmp_path: Path) -> None:
         assert f'"{theirs}"' in script
         script = script.replace(f'"{theirs}"', f'"{ours}"')
     # both ranks end after the last checkpoint within the last epoch
-    saves = "            if step % 10 == 9 and loader.sampler.rank == 0:\n"
+    saves = "            if step % 10 == 9:\n"
     assert saves in script
     end = "            if (epoch, step, loader.sampler.world_size) == (2, 10, 2):\n                os._exit(1)\n"
     (tmp_path / "train.py").write_text(script.replace(saves, end + saves))
@@ -111,6 +111,7 @@ def test_readme_script_trains_and_resumes(tmp_path: Path) -> None:
     donors = DatasetCollection(cells, mode="r").obs(["donor"])["donor"]
     n_training = int((~donors.isin(["d03", "d07"])).sum())
     lines, (resumed,) = first.stdout.splitlines(), second.stdout.splitlines()
+    assert run(*forked_ranks(tmp_path / "train.py", ranks=2))[0].stdout == ""  # all epochs are done
     assert len(lines) == 2
     for epoch, line in enumerate(lines):
         assert re.search(rf"; epoch {epoch}: 2 ranks have read {n_training:,} rows in \d+ batches, as planned", line)

@@ -472,8 +472,8 @@ class Reading:
         if last is None:
             cursor.check_workers_have_not_read()
             raise ValueError(
-                "No iteration has started since set_epoch or load_state_dict. Call check_epoch_read before the next "
-                "set_epoch."
+                "No iteration has started since set_epoch or load_state_dict. Read the epoch first, and call "
+                "check_epoch_read before the next set_epoch."
             )
         if last.plan.n_obs != n_obs:
             raise ValueError(

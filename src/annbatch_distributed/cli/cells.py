@@ -86,10 +86,11 @@ def _state(file: Path, key: str | None) -> Any:  # noqa: ANN401 whatever the fil
     """Return the only state in a JSON file or a PyTorch checkpoint, or the one with a key such as ``loaders.0``."""
     with file.open("rb") as opened:
         is_zip = opened.read(2) == b"PK"  # as torch.save writes
-    states = [
-        (".".join(map(str, path)), state)
-        for path, state in states_in(_checkpoint(file) if is_zip else json.loads(file.read_text("utf-8")))
-    ]
+    try:
+        content = _checkpoint(file) if is_zip else json.loads(file.read_bytes())
+    except (json.JSONDecodeError, UnicodeDecodeError) as error:
+        raise ValueError(f"the file must be JSON or a PyTorch checkpoint, but {error}. Pass a state.") from error
+    states = [(".".join(map(str, path)), state) for path, state in states_in(content)]
     named = [state for path, state in states if key in (None, path)]
     if len(named) != 1:
         listed = [f"{path} ({_kind(state)})" for path, state in states]
@@ -172,7 +173,7 @@ def _mask(options: Namespace, cells: Cells, rows: Mapping[str, Any]) -> Any:  # 
         return mask
     if "ranges" not in rows:
         raise ValueError(
-            f"the mask can't be restored from the state, which has only a digest, {rows}. Pass its rows as --rows or "
+            "the mask can't be restored from the state, which has only a digest of its rows. Pass them as --rows or "
             "--where"
         )
     return [slice(start, stop) for start, stop in rows["ranges"]]

@@ -122,6 +122,10 @@ class Mask:
             )
         return Rows.of_bounds(self.rows.starts, np.minimum(self.rows.stops, n_obs)) if self.is_open else self.rows
 
+    def count(self, n_obs: int) -> int:
+        """Return the number of selected rows among the first ``n_obs`` rows."""
+        return int((np.minimum(self.rows.stops, n_obs) - np.minimum(self.rows.starts, n_obs)).sum())
+
     def to_argument(self) -> slice | list[slice] | Rows:
         """Return the mask in a form that a user may pass."""
         slices = self._slices(len(self.rows.starts)) if self.is_slices else []
@@ -266,8 +270,10 @@ def _of_slices(slices: Sequence[slice], within: Mask) -> Rows:
 
 def _bounds_of(part: slice, first: int, last: int) -> tuple[int, int]:
     if not isinstance(part, slice):
-        remedy = "numpy.array of booleans" if isinstance(part, bool) else "numpy.array of row indices"
-        raise TypeError(f"{_EXPECTED}, got a list that contains {shortened(part)}. Pass a {remedy}.")
+        remedy = "a numpy.array of booleans" if isinstance(part, bool) else "a numpy.array of row indices"
+        if isinstance(part, str):
+            remedy = "obs['donor'].isin([...]) for labels of cells, or obs.index.isin([...]) for their names"
+        raise TypeError(f"{_EXPECTED}, got a list that contains {shortened(part)}. Pass {remedy}.")
     try:
         start = first if part.start is None else integer("start", part.start)
         stop = last if part.stop is None else integer("stop", part.stop)
@@ -300,8 +306,9 @@ def _of_values(mask: _Values) -> Mask:
     if values.dtype.kind not in "iu":
         has_nan = values.dtype.kind == "f" and bool(np.isnan(values).any())
         raise TypeError(
-            f"{_EXPECTED}, got {shortened(mask)} with dtype {values.dtype}{' and NaN' if has_nan else ''}. Compare its "
-            "values, as in obs['split'] == 'train', or convert whole numbers with astype(int)."
+            f"{_EXPECTED}, got {shortened(values)} with dtype {values.dtype}{' and NaN' if has_nan else ''}. Compare "
+            "its values, as in obs['split'] == 'train' or obs.index.isin(names), or convert whole numbers with "
+            "astype(int)."
         )
     return Mask(_of_numbers(values), is_slices=False)
 

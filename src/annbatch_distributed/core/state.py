@@ -261,6 +261,12 @@ def flat(identity: Identity, path: str = "") -> dict[str, Any]:
     return values
 
 
+def _as_argument(path: str) -> str:
+    """Return the name of the argument that a value of an identity comes from: ``sampler.batch_size`` is batch_size."""
+    name = path.replace("rows.ranges", "mask")
+    return name if name == "sampler.type" else name.removeprefix("sampler.")
+
+
 def differences(saved: Identity, here: Identity) -> list[str]:
     """Return the differences between the identities of a state and of a sampler, each with its path and values."""
     unknown = [name for name in _OPTIONAL if None in (saved.get(name), here.get(name))]
@@ -276,7 +282,7 @@ def differences(saved: Identity, here: Identity) -> list[str]:
     # masks of many ranges are digests, which nobody can read
     has_digest = "rows.digest" in differing
     texts = [
-        f"{path.replace('rows.ranges', 'mask')} is {theirs.get(path)!r} in the state and {ours.get(path)!r} here"
+        f"{_as_argument(path)} is {theirs.get(path)!r} in the state and {ours.get(path)!r} here"
         for path in differing
         if path not in implied and not (has_digest and path.partition(".")[0] == "rows")
     ]
@@ -289,8 +295,8 @@ _OF_MEMORY = "from_collection chooses chunk_size and preload_nchunks by memory, 
 _HINTS = {
     "root": "The root is the seed, or comes from the wrapped sampler's generator: pass seed=... to make it the same.",
     "cells": "The obs_names differ: the datasets have a different order, or belong to a different collection.",
-    "sampler.chunk_size": _OF_MEMORY,
-    "sampler.preload_nchunks": _OF_MEMORY,
+    "chunk_size": _OF_MEMORY,
+    "preload_nchunks": _OF_MEMORY,
 }
 
 

@@ -45,6 +45,16 @@ def few(texts: Sequence[str], most: int, separator: str = ", ") -> str:
     return separator.join([*texts[:most], *(["..."] if len(texts) > most else [])])
 
 
+#: What to pass here for an argument that users know from PyTorch.
+_OF_TORCH = {
+    "drop_last": "remainder='drop'",
+    "num_replicas": "dist_info=Rank(rank, world_size)",
+    "num_workers": "num_workers to to_dataloader() of the loader",
+    "rank": "dist_info=Rank(rank, world_size)",
+    "world_size": "dist_info=Rank(rank, world_size)",
+}
+
+
 def check_arguments(door: str, given: Iterable[str], *known: Iterable[str]) -> None:
     """Raise a TypeError for an argument that ``door`` doesn't have, and name one with a similar name."""
     names = {*chain(*known)}
@@ -52,6 +62,8 @@ def check_arguments(door: str, given: Iterable[str], *known: Iterable[str]) -> N
         if name not in names:
             similar = get_close_matches(name, names, 1)
             hint = f" Did you mean {similar[0]!r}?" if similar else ""
+            if name in _OF_TORCH:
+                hint = f" Pass {_OF_TORCH[name]}."
             raise TypeError(f"{door}() got an unexpected keyword argument {name!r}.{hint}")
 
 

@@ -226,7 +226,11 @@ class BaseLoader(IterableDataset, ABC):  # type: ignore[type-arg]  # without tor
     @property
     def _shape(self) -> str:
         """Numbers of cells and genes, for messages."""
-        return f"{plural(self.n_obs, 'cell')} x {plural(self.n_var, 'gene')}" if self.n_obs else "no cells yet"
+        if not self.n_obs:
+            return "no cells yet"
+        n_selected = self._cursor.epochs.config.mask.count(self.n_obs)
+        selected = f"{n_selected:,} of " if n_selected < self.n_obs else ""
+        return f"{selected}{plural(self.n_obs, 'cell')} x {plural(self.n_var, 'gene')}"
 
     @property
     def _batches_about(self) -> str:

@@ -31,20 +31,21 @@ def as_collection(collection: object) -> DatasetCollection:
         )
     opened = DatasetCollection(collection)
     if opened.is_empty:
-        raise ValueError(
-            f"{what} must have datasets of annbatch, got none. Write h5ad files with annbatch-distributed collect."
-        )
+        raise ValueError(f"{what} must have datasets of annbatch, got none. {_REMEDY}")
     return opened
+
+
+_REMEDY = "Write h5ad files to a collection with annbatch-distributed collect."
 
 
 def _group_at(path: str) -> zarr.Group:
     if "://" not in path and not Path(path).is_dir() and not path.endswith(".zip"):
-        found = "a file" if Path(path).exists() else "nothing"
-        raise FileNotFoundError(
-            f"{path} must be the folder of a collection, got {found}. Write h5ad files with annbatch-distributed "
-            "collect."
-        )
-    return zarr.open_group(store_at(path), mode="r")
+        found = "must be the folder of a collection, got a file" if Path(path).exists() else "doesn't exist"
+        raise FileNotFoundError(f"{path} {found}. {_REMEDY}")
+    try:
+        return zarr.open_group(store_at(path), mode="r")
+    except FileNotFoundError as error:
+        raise FileNotFoundError(f"{path} must be a collection, got no zarr group there. {_REMEDY}") from error
 
 
 def store_at(path: str) -> Any:  # noqa: ANN401 whatever zarr opens

@@ -30,7 +30,7 @@ from zarr.storage import LocalStore
 
 from annbatch_distributed.core.masks import AnyMask
 from annbatch_distributed.core.request import MAX_GAP, Marks, Request
-from annbatch_distributed.core.values import check_arguments, integer
+from annbatch_distributed.core.values import BOUND, check_arguments, integer
 from annbatch_distributed.loader import zarrs_reader
 from annbatch_distributed.loader._annbatch import (
     arrays_in,
@@ -555,7 +555,10 @@ def sampler_for(
     n_rows, row_bytes, chunks = zip(*map(stored, collections), strict=True)
     memory = as_bytes(memory) // (virtual_ranks or 1)  # a rank may run all virtual ranks
     max_gap = arguments.get("max_gap", MAX_GAP)
+    if not isinstance(shuffle, bool | np.bool_):
+        raise TypeError(f"shuffle must be True or False, got {shuffle!r} of type {type(shuffle).__name__}.")
     kind = RandomSampler if shuffle else SequentialSampler
+    seed = integer("seed", seed, least=0, below=BOUND)
     limits = {"memory": memory, "batch_size": batch_size, "prefetch": prefetch, "max_gap": max_gap}
     if sets is None:
         sizes = suggest_sizes(n_rows[0], row_bytes=sum(row_bytes), store_chunk=max(chunks), mask=mask, **limits)

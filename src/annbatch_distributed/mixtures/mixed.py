@@ -650,7 +650,7 @@ class MixedLoader(IterableDataset):  # type: ignore[type-arg]  # without torch, 
             about["epoch"] = f"{place.epoch}, {n_done} of {len(self)} steps done"
         except (RuntimeError, ValueError) as error:  # such as a source with too few rows, or an unknown rank
             about["epoch"] = f"{epoch}, of an unknown number of steps ({error})"
-        return shown(f"{type(self).__name__}: {plural(self.n_obs, 'cell')}", about)
+        return shown(f"{type(self).__name__}: {plural(len(loaders), 'source')}", about)
 
     def __copy__(self) -> Self:
         duplicate = object.__new__(type(self))

@@ -11,6 +11,7 @@ from __future__ import annotations
 import inspect
 from collections.abc import Callable
 from contextlib import suppress
+from difflib import get_close_matches
 from multiprocessing.context import get_spawning_popen
 from threading import RLock
 from typing import TYPE_CHECKING, Any, Literal, Self, cast
@@ -181,7 +182,9 @@ def _checked(dist_info: DistInfo) -> DistInfo:
     """
     if isinstance(dist_info, str):
         if dist_info not in _SOURCES:
-            raise ValueError(f"Unknown dist_info {dist_info!r}. {_EXPECTED}.")
+            similar = get_close_matches(dist_info, _SOURCES, 1)
+            hint = f" Did you mean {similar[0]!r}?" if similar else ""
+            raise ValueError(f"Unknown dist_info {dist_info!r}.{hint} {_EXPECTED}.")
         return dist_info
     if frameworks.asker_of(dist_info) is not None:
         return dist_info
@@ -189,6 +192,8 @@ def _checked(dist_info: DistInfo) -> DistInfo:
         return placement
     if not callable(dist_info) or inspect.isclass(dist_info):
         hint = " Pass an instance, not the class." if inspect.isclass(dist_info) else ""
+        if isinstance(dist_info, tuple | list):
+            hint = f" Pass Rank({', '.join(map(repr, dist_info))})."
         raise TypeError(f"{_EXPECTED}, got {dist_info!r}.{hint}")
     try:
         parameters = inspect.signature(dist_info)
