@@ -19,7 +19,7 @@ from annbatch.samplers import SequentialSampler
 
 from annbatch_distributed import AlignedLoader, DistributedSampler, Rank, StatefulLoader
 from annbatch_distributed.cli import main
-from annbatch_distributed.collect import Problems, write_collection
+from annbatch_distributed.collect import Problems, collect
 from tests.cli.page import PAGE
 from tests.processes.launch import ROOT
 
@@ -123,7 +123,7 @@ def test_collect_matches_genes_by_name(join: str, tmp_path: Path, capsys: pytest
     assert list(obs.index) != [name for cells in files.values() for name in cells.obs_names]  # they are shuffled
     used = "the genes of any file" if join == "outer" else "the shared genes"
     assert f"genes: 3 in all files, 5 in any file; using {used}" in text
-    assert "cell_type: 3 values (B, NK, T), in only 3 of 4 files, missing in 40 cells" in text
+    assert "cell_type: 3 values (B, T, NK), in only 3 of 4 files, missing in 40 cells" in text
     assert "donor: 3 values (d0, d1, d3), none missing" in text
     assert f"{tmp_path / 'cells.zarr'}: 120 cells of 4 files, {len(kept)} genes" in text
     assert {path.name for path in tmp_path.iterdir()} == {"cells.zarr", *(path.name for path in paths)}
@@ -162,8 +162,9 @@ def test_collect_refuses_to_mix_counts_and_values(tmp_path: Path, capsys: pytest
         tmp_path / "cells.zarr",
     )
     line = said(capsys, *command, code=2)
-    assert "layer.h5ad: X must have counts, as in other files" in line
-    text = said(capsys, *command, "--layer", "raw")
+    assert "all files must have the same kind of values, got counts in" in line
+    assert "The files also have raw. Pass --layer with the places" in line
+    text = said(capsys, *command, "--layer", "raw", "--layer", "X")
     assert re.findall(r", from (.*)", text) == ["X", "layer raw", "raw"]
     values, _ = read(tmp_path / "cells.zarr")
     whole = pd.concat(expected)
@@ -201,16 +202,15 @@ def test_collect_unites_categories_of_any_dtype(tmp_path: Path, capsys: pytest.C
 
 
 def test_make_unique_renames_repeated_names(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    """Repeated names become unique with --make-unique."""
+    """Repeated names of cells become unique with --make-unique, and those of genes always."""
     for name in ("one", "two"):
         cells = ad.AnnData(counts(1, 3))
         cells.var_names = ["a", "b", "a"]
         cells.write_h5ad(tmp_path / f"{name}.h5ad")
     command = "collect", tmp_path / "one.h5ad", tmp_path / "two.h5ad", "--out", tmp_path / "cells.zarr"
-    wrong = said(capsys, *command, code=2)
-    assert wrong.count("1 gene name repeated (a). Pass --make-unique") == 2  # of all files at once
-    assert f"{N} cell names repeated" in wrong
-    said(capsys, *command, "--make-unique")
+    assert f"{N} cell names repeated" in said(capsys, *command, code=2)
+    text = said(capsys, *command, "--make-unique")
+    assert text.count("1 gene name repeated (a), and are numbered, such as a and a-1") == 2
     values, _ = read(tmp_path / "cells.zarr")
     assert sorted(values.columns) == ["a", "a-1", "b"]
     assert sorted(values.index) == sorted(f"{name}-{number}" for name in ("one", "two") for number in range(N))
@@ -232,14 +232,15 @@ def test_collect_error_is_one_line_and_leaves_nothing(tmp_path: Path, capsys: py
         ((tmp_path / "of_10x.h5",), "scanpy.read_10x_h5"),
         ((tmp_path / "empty.h5ad",), "the files have no cells"),
         ((tmp_path / "nothing.h5ad",), "nothing.h5ad: no such file"),
-        ((rows, "--obs", "age"), "rows.h5ad: obs has no columns age. It has cell_type, donor"),
+        ((rows, "--obs", "age"), "--obs: no file has columns age. They have cell_type, donor"),
+        ((rows, "--rename", "age"), "--rename: must be OLD=NEW, got 'age'"),
+        ((rows, "--labels", tmp_path / "none.csv"), "none.csv: can't be read: [Errno 2] No such file"),
         ((rows, rows), "files must be different"),
         ((rows, "--out", "s3://atlas/cells.zarr"), "--out s3://atlas/cells.zarr: must be a local folder"),
         ((rows, "--out", tmp_path / "none" / "cells.zarr"), "cells.zarr: No such file or directory"),
         ((rows, "--out", tmp_path / "link.zarr"), "link.zarr: already exists, a broken link"),
         ((rows, "--memory", "lots"), "--memory: must be a size above 0, such as 4GB, got 'lots'"),
         ((rows, "--memory", "0"), "--memory: must be a size above 0"),
-        ((rows, "--memory", "1KB"), "can't write the cells under --memory 1KB"),
         ((rows, "--group-by", "age"), "--group-by age: obs has no such column. It has cell_type, donor"),
         ((tmp_path / "columns.h5ad", "--group-by", "age"), "--group-by age: must be a column of labels"),
         ((rows, "--obs", "donor", "--group-by", "cell_type"), "got cell_type. Add them to --obs"),
@@ -250,31 +251,33 @@ def test_collect_error_is_one_line_and_leaves_nothing(tmp_path: Path, capsys: py
     assert len(both.splitlines()) == 2
     # before a file is read as a whole
     told = said(capsys, "collect", rows, "--layer", "counts", "--out", out, code=2)
-    assert told == f"annbatch-distributed: --layer: no file has a layer 'counts'; {rows} has layers raw"
+    assert told == f"annbatch-distributed: {rows}: has no counts, but X, layer raw. Name one of these with --layer"
     (tmp_path / "again.h5ad").write_bytes(rows.read_bytes())
     again = said(capsys, "collect", rows, tmp_path / "again.h5ad", "--out", out, code=2)
     assert "30 cell names repeated" in again
     assert f"in {rows}, {tmp_path / 'again.h5ad'}." in again
     out.mkdir()
-    assert "already exists, an empty folder: another collect" in said(capsys, "collect", rows, "--out", out, code=2)
+    assert f"--out {out}: already exists. Pass a new path" in said(capsys, "collect", rows, "--out", out, code=2)
 
 
-def test_write_collection_raises_problems_of_all_files(tmp_path: Path) -> None:
-    """In Python, the problems of all files are messages of one error."""
+def test_python_has_the_problems_and_lines_of_the_command(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """In Python, problems are one error with a message for each, and lines go to ``tell``, in names of arguments."""
     paths = [tmp_path / "one.h5ad", tmp_path / "two.h5ad"]
     with pytest.raises(Problems) as raised:
-        write_collection(paths, tmp_path / "cells.zarr", tell=print)
+        collect(paths, tmp_path / "cells.zarr")
     assert raised.value.args == tuple(f"{path}: no such file" for path in paths)
     assert str(raised.value) == "\n".join(raised.value.args)
     assert not [*tmp_path.iterdir()]
-
-
-def test_write_collection_tells_lines_instead_of_printing(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    """In Python, the lines about files, genes and columns go to the function ``tell``."""
     lines = list[str]()
     out = tmp_path / "cells.zarr"
-    write_collection([of_obs(tmp_path, "one", kind=["B"] * N)], out, tell=lambda line, **_: lines.append(line))
-    assert lines[-2:] == ["kind: 1 value (B), none missing", f"{out}: 30 cells of 1 file, 3 genes"]
+    collect(of_obs(tmp_path, "one", kind=["B", "nan"] * (N // 2)), out, na_values=["x"], tell=lines.append)
+    assert lines[1:] == [
+        "genes: 3 in all files, 3 in any file; using the genes of any file",
+        "kind: 2 values (B, nan), none missing",
+        "WARNING: labels that may stand for missing ones: kind nan. If they do, pass na_values nan",
+        "na_values: no cell has 'x'",
+        f"{out}: 30 cells of 1 file, 3 genes",
+    ]
     assert not capsys.readouterr().out
 
 
@@ -286,7 +289,7 @@ def test_labels_like_missing_values_warn(tmp_path: Path, capsys: pytest.CaptureF
     command = "collect", tmp_path / "cells.h5ad", "--obs", "kind", "donor", "--out"
     text = said(capsys, *command, tmp_path / "kept.zarr")
     assert text.count("WARNING") == 1
-    assert 'pass --na-values "Unknown" "nan"' in text
+    assert "pass --na-values Unknown nan" in text
     assert "WARNING" not in said(capsys, *command, tmp_path / "cells.zarr", "--na-values", "Unknown", "nan")
 
 
@@ -332,11 +335,11 @@ def test_columns_have_one_type_in_all_files(tmp_path: Path, capsys: pytest.Captu
     cells.obs["plate"] = nullable.array
     cells.write_h5ad(first)
     second = of_obs(
-        tmp_path, "two", cluster=clusters.astype(str).astype(object) + ".0", is_cell=clusters >= 0, kind=["true"] * N
+        tmp_path, "two", cluster=clusters.astype(str).astype(object), is_cell=clusters >= 0, kind=["true"] * N
     )
     text = said(capsys, "collect", first, second, "--out", tmp_path / "cells.zarr")
     assert "cluster: 3 values (0, 1, 2), none missing" in text
-    assert "WARNING: values of kind differ only in case: True and true" in text
+    assert "WARNING: labels that may be the same: kind 'True' and 'true'. If they are, pass --labels FILE" in text
     assert "is_cell: booleans, none missing" in text
     obs = DatasetCollection(tmp_path / "cells.zarr", mode="r").obs()
     one, two = (obs[obs.index.str.startswith(name)] for name in ("one", "two"))
@@ -362,7 +365,9 @@ def test_genes_without_a_common_name_are_an_error(tmp_path: Path, capsys: pytest
     first, second = of_obs(tmp_path, "one", genes="abcd"), of_obs(tmp_path, "two", genes="wxyz")
     third = of_obs(tmp_path, "three", genes="dvwx")
     command = "collect", first, second, "--out", tmp_path / "cells.zarr"
-    assert f"no gene is in all files: {first} has a, b, c, and {second} has w, x, y" in said(capsys, *command, code=2)
+    assert f"no gene is in all files: {first} has a, b, c, ..., and {second} has w, x, y, ..." in said(
+        capsys, *command, code=2
+    )
     said(capsys, *command, "--join", "outer")
     text = said(capsys, "collect", first, third, "--out", tmp_path / "other.zarr")
     assert f"WARNING: only 1 of the 4 genes of {first} are in all files" in text

@@ -69,6 +69,13 @@ def _range(text: str) -> slice:
     return slice(int(start or 0), int(stop) if stop else None)
 
 
+def _pair(text: str) -> tuple[str, str]:
+    old, equals, new = text.partition("=")
+    if not (old and equals and new):
+        raise argparse.ArgumentTypeError(f"must be OLD=NEW, got {text!r}")
+    return old, new
+
+
 def _steps(text: str) -> int | slice:
     return int(text) if text.isdecimal() else _range(text)
 
@@ -132,26 +139,40 @@ _PATH = "Path or URL of an annbatch collection, such as s3://atlas/cells.zarr"
 
 def _add_collect(parser: _Parser) -> None:
     add = parser.add_argument_group("files").add_argument
-    add("files", nargs="+", metavar="FILE", help="Path of an h5ad file")
+    files = (
+        "Path of an h5ad file, a zarr folder, or FILE.h5mu#MODALITY; or of one sample sheet, a .csv file with the "
+        "column path, optionally counts (as --layer), and columns for all cells of a file"
+    )
+    add("files", nargs="+", metavar="FILE", help=files)
     add("--out", required=True, metavar="PATH", help="Path of the new collection, which must not exist (required)")
     add = parser.add_argument_group("cells and genes").add_argument
-    layer = "Layer with the counts, or raw for .raw; files without it use X (default: X)"
-    add("--layer", metavar="NAME", help=layer)
+    layer = "Places of the counts: X, raw or names of layers, of which the first that a file has is read (default: X)"
+    add("--layer", nargs="+", action="extend", metavar="NAME", help=layer)
     join = (
         "Genes to keep if files have different genes: outer keeps the genes of any file and fills in 0, inner keeps "
         "the genes of all files (default: outer, if there are shared genes)"
     )
     add("--join", choices=["outer", "inner"], help=join)
-    add("--obs", nargs="+", metavar="COLUMN", help="Columns of obs to keep (default: all)")
+    add("--obs", nargs="+", action="extend", metavar="COLUMN", help="Columns of obs to keep (default: all)")
+    rename = "New names of columns of obs"
+    add("--rename", nargs="+", action="extend", default=[], type=_pair, metavar="OLD=NEW", help=rename)
+    labels = "File with other spellings of labels: .csv with the columns column, from and to"
+    add("--labels", metavar="FILE", help=labels)
     missing = "Strings in obs to replace by missing values, such as Unknown"
-    add("--na-values", nargs="+", default=[], metavar="VALUE", help=missing)
-    add("--make-unique", action="store_true", help="Rename cells to FILE-NAME, and number repeated names of genes")
+    add("--na-values", nargs="+", action="extend", default=[], metavar="VALUE", help=missing)
+    add("--make-unique", action="store_true", help="Rename cells to FILE-NAME, for names that repeat")
     add = parser.add_argument_group("shuffling").add_argument
     groups = "Columns of labels by which to sort the cells of each dataset, for samplers of classes and sets"
-    add("--group-by", nargs="+", metavar="COLUMN", help=groups)
-    memory = "Memory limit for the cells that are shuffled at a time, such as 20GB (default: 4GB)"
+    add("--group-by", nargs="+", action="extend", metavar="COLUMN", help=groups)
+    add("--seed", type=_NATURAL, default=0, metavar="N", help="Seed of the order of the cells (default: 0)")
+    add = parser.add_argument_group("resources").add_argument
+    memory = "Memory limit, such as 20GB, without names and labels of cells (default: 4GB)"
     add("--memory", type=_size, default="4GB", metavar="SIZE", help=memory)
-    add("--seed", type=_NATURAL, metavar="N", help="Seed of the order of the cells (default: 0)")
+    jobs = "Number of processes that read files (default: one for each core, one in all for less than 2 GB)"
+    add("--jobs", type=_POSITIVE, metavar="N", help=jobs)
+    scheduler = "Address of a running dask.distributed scheduler, whose workers read the files"
+    add("--scheduler", metavar="ADDRESS", help=scheduler)
+    add("--restart", action="store_true", help="Begin anew, without the parts of an interrupted run")
 
 
 def _add_plan(parser: _Parser) -> None:

@@ -1,13 +1,23 @@
-"""The command ``collect``: writes one annbatch collection of h5ad files with different layouts, genes and columns."""
+"""The command ``collect``: writes one annbatch collection of files with different layouts, genes and columns."""
 
 from __future__ import annotations
 
 import warnings
 from argparse import Namespace
+from functools import partial
 from pathlib import Path
 
 from annbatch_distributed.cli import CommandError
-from annbatch_distributed.collect import Problems, write_collection
+from annbatch_distributed.collect.collection import spellings_of
+from annbatch_distributed.collect.contents import Options
+from annbatch_distributed.collect.problems import Problems
+from annbatch_distributed.collect.writing import write_collection
+
+
+def _kept(out: Path) -> list[str]:
+    """Return a line about the parts that a later run may use, if there are any."""
+    folder = Path(f"{out}.parts")
+    return [f"the next run goes on from {folder}, or remove it"] if folder.exists() else []
 
 
 def run(options: Namespace) -> int:
@@ -18,21 +28,28 @@ def run(options: Namespace) -> int:
     try:
         with warnings.catch_warnings(action="ignore"):  # of anndata and zarr; the command prints its own
             write_collection(
-                list(map(Path, options.files)),
+                options.files,
                 out,
-                layer=options.layer,
-                join=options.join,
-                columns=options.obs,
-                na_values=options.na_values,
-                make_unique=options.make_unique,
-                group_by=options.group_by,
+                options=Options(
+                    obs=options.obs,
+                    rename=dict(options.rename),
+                    labels=spellings_of(options.labels),
+                    na_values=options.na_values,
+                    make_unique=options.make_unique,
+                    group_by=options.group_by,
+                    join=options.join,
+                ),
+                layer=options.layer or ("X",),
                 memory=options.memory,
-                seed=options.seed or 0,
-                tell=print,
+                jobs=options.jobs,
+                scheduler=options.scheduler,
+                seed=options.seed,
+                restart=options.restart,
+                tell=partial(print, flush=True),
             )
     except Problems as problems:
-        raise CommandError(*problems.args) from problems
+        raise CommandError(*problems.args, *_kept(out)) from problems
     except OSError as error:  # a full disk, for one
-        raise CommandError(f"{error}; nothing was written to {out}") from error
+        raise CommandError(f"{error}; nothing was written to {out}", *_kept(out)) from error
     print(f"preview two ranks: annbatch-distributed plan {out} --ranks 2 --by src_path")
     return 0

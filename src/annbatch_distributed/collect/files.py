@@ -1,152 +1,202 @@
-"""Files: the contents of h5ad files, and the problems that are known before their values are read."""
+"""Files: what h5ad files, zarr folders and h5mu files hold, read element by element.
+
+What isn't collected isn't read, so that it may have any encoding. A file is a group of h5py or zarr with the same keys.
+"""
 
 from __future__ import annotations
 
-from collections import Counter
-from collections.abc import Iterator, Sequence
-from pathlib import Path
-from typing import Any, Literal, NamedTuple
+import shlex
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from typing import Any, NamedTuple
 
 import anndata as ad
 import h5py
+import numpy as np
 import pandas as pd
+import zarr
 
+from annbatch_distributed.collect.entries import Entry
 from annbatch_distributed.collect.problems import Problems
-from annbatch_distributed.core.values import plural
+from annbatch_distributed.collect.values import Kind, kind_of, sampled, shape_of
+from annbatch_distributed.core.values import few
+
+#: A group of h5py or zarr, or an array of one.
+type Node = Any
+
+#: Names of columns that a collection can't have, and why.
+_RESERVED = {
+    "_index": "which anndata uses for the names of cells",
+    "src_path": "which a collection uses for the file of each cell",
+}
 
 
 class File(NamedTuple):
     """Contents of a file, except its values."""
 
-    path: Path
-    name: str
-    """Short name of the file, which begins the names of cells under ``make_unique``."""
+    entry: Entry
     place: str
-    """Place of the values that are collected: X, raw or a layer."""
-    layers: list[str]
-    """Names of its layers, and raw if it has ``.raw``."""
-    columns: pd.Index[Any]
-    """Columns of its ``obs``."""
-    cells: pd.Index[Any]
+    """Place of the values that are collected: ``X``, ``raw``, or ``layer NAME``."""
+    obs: pd.DataFrame
+    """Columns of ``obs`` that are kept."""
     genes: pd.Index[Any]
+    dtype: np.dtype[Any]
+    """Dtype of its values; float32 if it is float16, which SciPy has no sparse matrices of."""
+    kind: Kind | None
+    """Kind of its values, as far as some of them tell; None if these are all 0."""
+    columns: list[str]
+    """Names of all columns of ``obs``, after they were renamed."""
     others: list[str]
     """Parts that are not collected, such as layers and ``obsm``."""
 
-    @property
-    def named_layers(self) -> str:
-        """Names of its layers, for a message."""
-        return f"layers {', '.join(self.layers)}" if self.layers else "no layers"
+
+@contextmanager
+def opened(entry: Entry) -> Iterator[Node]:
+    """Open a file, or a modality of it, as a group; raises Problems if it can't be read."""
+    path = entry.path
+    if not path.exists():
+        raise Problems(f"{entry}: no such file")
+    try:
+        whole: Node = zarr.open_group(path, mode="r") if path.is_dir() else h5py.File(path, "r")
+    except Exception as error:  # zarr and h5py raise many types for damaged data
+        is_gzip = not path.is_dir() and path.open("rb").read(2) == b"\x1f\x8b"
+        hint = f". It is compressed as a whole: run gunzip {shlex.quote(str(path))}" if is_gzip else ""
+        raise Problems(f"{entry}: can't be read as h5ad: {type(error).__name__}: {error}{hint}") from error
+    try:
+        yield _modality(entry, whole)
+    finally:
+        if isinstance(whole, h5py.File):
+            whole.close()
 
 
-def inspect_files(
-    paths: Sequence[Path],
-    *,
-    layer: str | None,
-    columns: Sequence[str] | None,
-    make_unique: bool,
-    group_by: Sequence[str] | None,
-) -> list[File]:
-    """Inspect all files, and raise one error with all problems."""
-    files, problems = list[File](), list[str]()
-    for path, name in zip(paths, _short_names(paths), strict=True):
+def _modality(entry: Entry, whole: Node) -> Node:
+    if "mod" in whole:
+        names = [*whole["mod"]]
+        if entry.modality not in names:
+            raise Problems(
+                f"{entry}: must name a modality of the file, as in {entry.path}#{names[0]}, got {_all(names)}"
+            )
+        return whole["mod"][entry.modality]
+    if "obs" not in whole or "var" not in whole:
+        hint = "It is a 10x file: read it with scanpy.read_10x_h5" if "matrix" in whole else "Write it with anndata"
+        raise Problems(f"{entry}: can't be read as h5ad: it has no obs and var, but {_all([*whole])}. {hint}")
+    return whole
+
+
+def inspected(entry: Entry, *, columns: Sequence[str] | None, rename: Mapping[str, str]) -> File:
+    """Return the contents of a file; raises Problems with all that it has."""
+    with opened(entry) as group:
         try:
-            file = _inspected(path, name, layer)
-        except Problems as error:
-            problems += error.args
-            continue
-        files.append(file)
-        problems += _problems_of(file, columns, make_unique=make_unique)
-    if paths_twice := [str(path) for path, n_times in Counter(paths).items() if n_times > 1]:
-        problems.append(f"files must be different, got {', '.join(paths_twice)} more than once")
-    elif not make_unique:
-        problems += _repeated_cells(files)
-    if layer and files and not any(layer in file.layers for file in files):
-        problems.append(f"--layer: no file has a layer {layer!r}; {files[0].path} has {files[0].named_layers}")
-    if columns and (not_kept := [name for name in group_by or () if name not in columns]):
-        problems.append(f"--group-by: columns must be kept, got {', '.join(not_kept)}. Add them to --obs")
-    if files and not sum(len(file.cells) for file in files):
-        problems.append("the files have no cells")
+            return _inspected(entry, group, columns, rename)
+        except Problems:
+            raise
+        except Exception as error:  # h5py, zarr and anndata raise many types for damaged or unknown elements
+            raise Problems(f"{entry}: can't be read: {type(error).__name__}: {error}") from error
+
+
+def _inspected(entry: Entry, group: Node, columns: Sequence[str] | None, rename: Mapping[str, str]) -> File:
+    layers = [*group.get("layers", ())]
+    places = {
+        **({"X": "X"} if _has(group, "X") else {}),
+        **({"raw": "raw"} if _has(group, "raw") or "raw.X" in group else {}),
+        **{name: f"layer {name}" for name in layers},
+    }
+    place = next((places[name] for name in entry.places if name in places), None)
+    problems = list[str]()
+    if place is None:
+        wanted = " or ".join(entry.places)
+        problems.append(f"{entry}: has no {wanted}, but {_all([*places.values()])}. Name one of these with --layer")
+    tables = _tables(entry, group)
+    own_names = _columns_of(tables["obs"])
+    renamed = [rename.get(name, name) for name in own_names]
+    kept = [name for name in dict.fromkeys([*renamed, *entry.labels]) if columns is None or name in columns]
+    for name in dict.fromkeys(kept):
+        if renamed.count(name) > 1:
+            problems.append(f"{entry}: obs has two columns {name} after --rename. Leave one out")
+        if "/" in name or name in _RESERVED:
+            why = _RESERVED.get(name, "whose / zarr takes for a folder")
+            problems.append(
+                f"{entry}: obs must not have a column {name}, {why}. Rename it, as in --rename "
+                f"{shlex.quote(name)}=NEW, or choose columns with --obs"
+            )
     if problems:
         raise Problems(*problems)
-    return files
-
-
-def open_h5ad(path: Path, backed: Literal["r"] | None = None) -> Any:  # noqa: ANN401 the type is no help
-    """Open a file; raises Problems if it can't be read."""
-    if not path.exists():
-        raise Problems(f"{path}: no such file")
-    try:
-        return ad.read_h5ad(path, backed=backed)
-    except Exception as error:  # anndata and h5py raise many types for missing or damaged data
-        hint = ""
-        if h5py.is_hdf5(path):
-            with h5py.File(path) as contents:
-                hint = ". It is a 10x file: read it with scanpy.read_10x_h5" if "matrix" in contents else ""
-        raise Problems(f"{path}: can't be read as h5ad: {type(error).__name__}: {error}{hint}") from error
-
-
-def _short_names(paths: Sequence[Path]) -> list[str]:
-    """Return a name for each file: its stem, or the parts of its path that differ from other paths.
-
-    >>> _short_names([Path("s1/adata.h5ad"), Path("s2/adata.h5ad")])
-    ['s1', 's2']
-    """
-    stems = [path.stem for path in paths]
-    if len({*stems}) == len(stems):
-        return stems
-    parts = [path.absolute().with_suffix("").parts for path in paths]
-    common = set.intersection(*map(set, parts))
-    return ["-".join(part for part in path if part not in common) or path[-1] for path in parts]
-
-
-def _inspected(path: Path, name: str, layer: str | None) -> File:
-    cells = open_h5ad(path, "r")
-    try:
-        layers = [key for key in cells.layers if key is not None]
-        raw = ["raw"] if cells.raw is not None else []
-        if layer in layers:
-            place = f"layer {layer}"
-        elif layer == "raw" and raw:
-            place = "raw"
-        else:  # files without the layer have their counts in X
-            place = "X"
-        parts = [*(f"layer {key}" for key in layers), *raw, *(f"obsm {key}" for key in cells.obsm)]
-        return File(
-            path=path,
-            name=name,
-            place=place,
-            layers=layers + raw,
-            columns=cells.obs.columns,
-            cells=cells.obs_names,
-            genes=cells.raw.var_names if place == "raw" else cells.var_names,
-            others=[part for part in parts if part != place],
+    assert place is not None
+    cells = _names_of(tables["obs"])
+    obs = pd.DataFrame(index=cells)
+    for name in kept:
+        if name in entry.labels:
+            obs[name] = pd.Categorical([entry.labels[name]] * len(cells))
+        else:
+            obs[name] = _column(entry, tables["obs"], own_names[renamed.index(name)])
+    genes = _names_of(tables["raw" if place == "raw" else "var"])
+    values = values_at(group, place)
+    if shape_of(values) != (len(cells), len(genes)):
+        raise Problems(
+            f"{entry}: {place} must have {len(cells):,} cells and {len(genes):,} genes, as its obs and var, got "
+            f"{shape_of(values)}"
         )
-    finally:
+    some = sampled(values)
+    if some.dtype.kind not in "iufb":
+        raise Problems(f"{entry}: {place} must have numbers, got values of {some.dtype}")
+    others = [*(places[name] for name in places if name != "X"), *(f"obsm {key}" for key in group.get("obsm", ()))]
+    return File(
+        entry=entry,
+        place=place,
+        obs=obs,
+        genes=genes,
+        dtype=np.dtype(np.float32) if some.dtype == np.float16 else some.dtype,
+        kind=kind_of(some),
+        columns=[*dict.fromkeys([*renamed, *entry.labels])],
+        others=[part for part in others if part != place],
+    )
+
+
+def values_at(group: Node, place: str) -> Node:
+    """Return the values at a place of a file, which are an array, or a group of the arrays of a sparse matrix."""
+    if place == "raw":
+        return group["raw/X"] if "raw" in group else group["raw.X"]
+    return group[f"layers/{place.removeprefix('layer ')}"] if place.startswith("layer ") else group["X"]
+
+
+def _has(group: Node, key: str) -> bool:
+    """Return True if a group has an element that isn't None."""
+    return key in group and group[key].attrs.get("encoding-type") != "null"
+
+
+def _tables(entry: Entry, group: Node) -> dict[str, Any]:
+    """Return ``obs`` and ``var``, and ``raw`` for the one of ``.raw``: as groups, or as tables of old files."""
+    if isinstance(group["obs"], h5py.Dataset):  # of anndata before 0.7
+        cells: Any = ad.read_h5ad(entry.path, backed="r")
+        tables = {"obs": cells.obs, "var": cells.var, **({} if cells.raw is None else {"raw": cells.raw.var})}
         cells.file.close()
+        return tables
+    raw = {"raw": group["raw/var"]} if _has(group, "raw") else {}
+    return {"obs": group["obs"], "var": group["var"], **raw}
 
 
-def _problems_of(file: File, columns: Sequence[str] | None, *, make_unique: bool) -> Iterator[str]:
-    """Yield the problems of a file."""
-    columns = [*file.columns] if columns is None else columns
-    if missing := [name for name in columns if name not in file.columns]:
-        yield f"{file.path}: obs has no columns {', '.join(missing)}. It has {', '.join(file.columns)}"
-    if "src_path" in columns:
-        yield (
-            f"{file.path}: obs must not have a column src_path, which a collection uses for the file of each cell. "
-            "Rename it, or choose columns with --obs"
-        )
-    repeated = file.genes[file.genes.duplicated()].unique().tolist()
-    if repeated and not make_unique:
-        names = ", ".join(repeated[:3]) + ", ..." * (len(repeated) > 3)
-        yield f"{file.path}: {plural(len(repeated), 'gene name')} repeated ({names}). Pass --make-unique"
+def _columns_of(table: Any) -> list[str]:  # noqa: ANN401 a group or a DataFrame
+    return list(map(str, table.columns if isinstance(table, pd.DataFrame) else table.attrs["column-order"]))
 
 
-def _repeated_cells(files: Sequence[File]) -> Iterator[str]:
-    """Yield a problem if names of cells are repeated, in a file or in different files."""
-    names = pd.Index([]).append([file.cells for file in files])
-    if repeated := names[names.duplicated()].unique().tolist():
-        where = ", ".join(str(file.path) for file in files if repeated[0] in file.cells)
-        yield (
-            f"{plural(len(repeated), 'cell name')} repeated, such as {repeated[0]} in {where}. If these are "
-            "different cells, pass --make-unique; otherwise remove the duplicates"
-        )
+def _names_of(table: Any) -> pd.Index[Any]:  # noqa: ANN401 a group or a DataFrame
+    names = table.index if isinstance(table, pd.DataFrame) else ad.io.read_elem(table[table.attrs["_index"]])
+    return pd.Index(np.asarray(names).astype(str).astype(object))
+
+
+def _column(entry: Entry, table: Any, name: str) -> Any:  # noqa: ANN401 a group or a DataFrame
+    try:
+        if isinstance(table, pd.DataFrame):
+            return table[name].array
+        if table.attrs["encoding-version"] == "0.1.0":  # of anndata 0.7, whose categories are not with the column
+            frame: Any = ad.io.read_elem(table)
+            return frame[name].array
+        return ad.io.read_elem(table[name])
+    except Exception as error:  # anndata raises many types for unknown encodings
+        raise Problems(
+            f"{entry}: the column {name} of obs can't be read: {error}. Choose columns with --obs"
+        ) from error
+
+
+def _all(names: Sequence[str]) -> str:
+    return few([*names], 10) or "nothing"

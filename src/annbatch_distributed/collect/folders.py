@@ -1,9 +1,8 @@
-"""Folders: the path of the new collection, and the temporary folder next to it."""
+"""Folders: the path of the new collection, and the folder of its parts next to it."""
 
 from __future__ import annotations
 
 import shutil
-import tempfile
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -11,35 +10,53 @@ from pathlib import Path
 
 from annbatch_distributed.collect.problems import Problems
 
+try:
+    import fcntl
+except ImportError:  # on Windows, where two runs at once aren't noticed
+    fcntl = None  # type: ignore[assignment]  # see above
 
-@contextmanager
-def reserved(out: Path) -> Iterator[None]:
-    """Reserve the path of the collection by an empty folder, so that no other process uses it."""
-    try:
-        out.mkdir()
-    except FileExistsError:
-        is_empty = out.is_dir() and not any(out.iterdir())
-        hint = ", an empty folder: another collect is writing it, or was killed" if is_empty else ""
-        hint = ", a broken link" if not out.exists() else hint
-        raise Problems(f"--out {out}: already exists{hint}. Pass a new path, or remove it") from None
-    except OSError as error:
-        raise Problems(f"--out {out}: {error.strerror}") from error
-    try:
-        yield
-    finally:
-        if not any(out.iterdir()):
-            out.rmdir()
+
+def check_new(out: Path) -> None:
+    """Raise Problems if there is something at the path of the collection."""
+    if out.exists() or out.is_symlink():
+        hint = "" if out.exists() else ", a broken link"
+        raise Problems(f"--out {out}: already exists{hint}. Pass a new path, or remove it")
 
 
 @contextmanager
-def temporary_folder(out: Path) -> Iterator[Path]:
-    """Make a folder next to the collection, and remove it at the end."""
+def folder_of_parts(out: Path, *, restart: bool) -> Iterator[Path]:
+    """Make a folder next to the collection, or use the one of an earlier run; it is removed if no error is raised.
+
+    After an error, it is removed if it has no part. No other process may use it at the same time.
+    """
     # on the same disk, so that the complete collection is renamed, not copied
-    folder = Path(tempfile.mkdtemp(prefix=f"{out.name}.", dir=out.absolute().parent))
+    folder = out.absolute().parent / f"{out.name}.parts"
     try:
-        yield folder
-    finally:
-        # after an error, threads of zarr may still be writing
+        folder.mkdir(exist_ok=True)
+        lock = (folder / "lock").open("w")
+    except OSError as error:
+        raise Problems(f"--out {out}: {error.strerror}: {folder}") from error
+    with lock:
+        if fcntl is not None:
+            try:
+                fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)  # until this process ends
+            except OSError as error:
+                raise Problems(f"--out {out}: another collect is writing it") from error
+        if restart:
+            remove(*(path for path in folder.iterdir() if path.name != "lock"))
+        try:
+            yield folder
+        except BaseException:
+            remove(*folder.glob("*.unfinished"))
+            if not [*folder.glob("*.zarr")]:
+                remove(folder)
+            raise
+        remove(folder)
+
+
+def remove(*folders: Path) -> None:
+    """Remove folders; after an error, threads of zarr may still be writing to them."""
+    for folder in folders:
         for _ in range(100):
             shutil.rmtree(folder, ignore_errors=True)
             if not folder.exists():

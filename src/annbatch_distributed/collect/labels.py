@@ -1,9 +1,14 @@
-"""Labels: the columns of ``obs`` of all files, in common dtypes and with the same categories."""
+"""Labels: the columns of ``obs`` of all files, in common dtypes and with the same categories.
+
+A column has numbers, booleans, or labels, which are strings. Nothing is rounded, and two values are the same label only
+if they are of the same text: the number 1.0 and the string "1" are, the strings "1" and "1.0" aren't.
+"""
 
 from __future__ import annotations
 
 import re
-from collections.abc import Iterator, Sequence
+import shlex
+from collections.abc import Iterator, Mapping, Sequence
 from itertools import chain
 from typing import Any
 
@@ -11,67 +16,72 @@ import numpy as np
 import pandas as pd
 
 from annbatch_distributed.collect.problems import Problems
-from annbatch_distributed.core.values import plural
+from annbatch_distributed.core.values import Int64Array, few, plural
 
 #: Largest number of labels of a column in its summary.
 _MOST_VALUES = 20
+#: Largest number of examples in a warning.
+_MOST_EXAMPLES = 3
 #: Strings that often stand for missing labels, in lower case.
 _LIKE_MISSING = {"", "n/a", "na", "nan", "none", "null", "unassigned", "unknown"}
+#: Largest integer up to which floats hold each one.
+_MOST_EXACT = 2**53
+
+#: For each column, its labels that are replaced, and by which; None stands for a missing value.
+type Spellings = Mapping[str, Mapping[str, str | None]]
 
 
-def replace_missing(obs: pd.DataFrame, na_values: Sequence[str]) -> set[str]:
-    """Replace some strings by missing values, in place, and return the strings that ``obs`` had."""
-    strings = set[str]()
+def replace_labels(obs: pd.DataFrame, spellings: Spellings, na_values: Sequence[str]) -> set[tuple[str, str]]:
+    """Replace labels in place, first by other spellings, then by missing values; return those that ``obs`` had."""
+    found = set[tuple[str, str]]()
     for name in obs:
-        # a new categorical, without the categories that were replaced
-        labels = obs[name].astype(object)
-        if (are_missing := labels.isin(na_values)).any():
-            strings |= {*labels[are_missing]}
-            obs[name] = pd.Categorical(labels.where(labels.isna(), labels.astype(str)).mask(are_missing))
-    return strings
+        is_text = not (_has_numbers(obs[name]) or pd.api.types.is_bool_dtype(obs[name].dtype))
+        if not is_text and name not in spellings:
+            continue
+        own = _as_labels(obs[name])
+        given = spellings.get(name, {})
+        spelled = [given.get(label, label) for label in own.categories]
+        new = [None if label in na_values else label for label in spelled]
+        if new == own.categories.tolist():
+            continue
+        found |= {(name, label) for label in own.categories if label in given}
+        found |= {("", label) for label in spelled if label in na_values}
+        kept = [*dict.fromkeys(label for label in new if label is not None)]
+        obs[name] = _recoded(own, [kept.index(label) if label is not None else -1 for label in new], kept, own.ordered)
+    return found
 
 
-def unite(tables: Sequence[pd.DataFrame]) -> tuple[list[pd.DataFrame], list[str]]:
+def unite(tables: Sequence[pd.DataFrame], files: Sequence[str]) -> tuple[list[pd.DataFrame], list[str]]:
     """Return ``obs`` of each file with the columns of all files in common dtypes, and lines about the columns.
 
-    Labels are strings with the same categories in all files. A column that a file lacks has missing values in its
-    cells.
+    A column that a file lacks has missing values in its cells. Raises Problems with each column that has no common
+    dtype.
     """
     united = [pd.DataFrame(index=table.index) for table in tables]
-    lines = list[str]()
+    lines, problems, labels = list[str](), list[str](), dict[str, list[str]]()
     for name in dict.fromkeys(chain(*tables)):
         parts = [table.get(name) for table in tables]
-        columns = [part for part in parts if part is not None]
-        n_missing = sum(
-            len(table) if part is None else int(part.isna().sum()) for table, part in zip(tables, parts, strict=True)
-        )
-        dtype: Any = bool
-        absent: Any = np.nan
-        values: pd.Index[Any] | None = None
-        if all(_has_numbers(column) for column in columns):
-            kind = "numbers"
-            dtype = np.result_type(*(getattr(column.dtype, "numpy_dtype", column.dtype) for column in columns))
-            dtype = np.dtype(np.float64) if n_missing and dtype.kind != "f" else dtype  # for NaN
-        elif not n_missing and all(pd.api.types.is_bool_dtype(column.dtype) for column in columns):
-            kind = "booleans"
-            absent = False  # for the dtype: only a file without cells lacks the column
-        else:
-            labels = {value: _label(value) for column in columns for value in column.dropna().unique()}
-            values = pd.Index(sorted({*labels.values()}), dtype=object)
-            kind = plural(len(values), "value")
-            if 0 < len(values) <= _MOST_VALUES:
-                kind += f" ({', '.join(values)})"
-        for table, part in zip(united, parts, strict=True):
-            if values is not None:
-                strings = [None] * len(table) if part is None else part.astype(object).map(labels)
-                table[name] = pd.Categorical(strings, categories=values)
-            else:
-                table[name] = absent if part is None else part.astype(dtype).to_numpy()
-        where = "" if len(columns) == len(tables) else f", in only {len(columns):,} of {plural(len(tables), 'file')}"
+        try:
+            columns, kind = _united(parts, [len(table) for table in tables])
+        except ValueError as error:
+            dtypes = (f"{file} has {part.dtype}" for file, part in zip(files, parts, strict=True) if part is not None)
+            problems.append(
+                f"{name}: {error}, got {few([*dtypes], 5)}. Rename one of them with --rename, or leave it out"
+            )
+            continue
+        for table, column in zip(united, columns, strict=True):
+            table[name] = column
+        first: Any = columns[0]
+        if isinstance(first, pd.Categorical):
+            labels[name] = first.categories.tolist()
+        n_missing = sum(int(pd.isna(column).sum()) for column in columns)
+        n_files = sum(part is not None for part in parts)
+        where = "" if n_files == len(parts) else f", in only {n_files:,} of {plural(len(parts), 'file')}"
         n_cells = f"missing in {plural(n_missing, 'cell')}" if n_missing else "none missing"
         lines.append(f"{name}: {kind}{where}, {n_cells}")
-        lines += _warnings(name, [] if values is None else values.tolist())
-    return united, lines
+    if problems:
+        raise Problems(*problems)
+    return united, [*lines, *_warnings(labels)]
 
 
 def check_groups(columns: Sequence[str] | None, obs: pd.DataFrame) -> None:
@@ -83,27 +93,128 @@ def check_groups(columns: Sequence[str] | None, obs: pd.DataFrame) -> None:
             raise Problems(f"--group-by {name}: must be a column of labels, got numbers or booleans")
 
 
-def _has_numbers(column: pd.Series[Any]) -> bool:
-    return pd.api.types.is_numeric_dtype(column) and not pd.api.types.is_bool_dtype(column.dtype)
+def _united(parts: Sequence[pd.Series[Any] | None], lengths: Sequence[int]) -> tuple[list[Any], str]:
+    """Return a column of each file in a common dtype, and what it has; ``lengths`` are the numbers of cells.
+
+    A ValueError if it has no common dtype.
+    """
+    # a file without values says nothing about the dtype
+    columns = [part for part in parts if part is not None and part.notna().any()]
+    is_whole = all(
+        part.notna().all() if part is not None else not length for part, length in zip(parts, lengths, strict=True)
+    )
+    if all(_has_numbers(column) for column in columns):
+        dtype: Any = _dtype_of_numbers(columns, is_whole=is_whole)
+        return [
+            pd.Series(np.nan, range(length)).astype(dtype).array
+            if part is None or part.isna().all()
+            else part.astype(dtype).array
+            for part, length in zip(parts, lengths, strict=True)
+        ], "numbers"
+    if is_whole and all(pd.api.types.is_bool_dtype(column.dtype) for column in columns):
+        return [np.zeros(0, bool) if part is None else part.to_numpy(bool) for part in parts], "booleans"
+    own = [None if part is None else _as_labels(part) for part in parts]
+    known = [part for part in own if part is not None and len(part.categories)]
+    lists = [part.categories.tolist() for part in known]
+    if all(one == lists[0] for one in lists):
+        categories, is_ordered = lists[0], all(part.ordered for part in known)
+    else:
+        used = (part.remove_unused_categories().categories for part in known)
+        categories, is_ordered = [*dict.fromkeys(chain.from_iterable(used))], False
+    place = {label: code for code, label in enumerate(categories)}
+    kind = plural(len(categories), "value")
+    if 0 < len(categories) <= _MOST_VALUES:
+        kind += f" ({(' < ' if is_ordered else ', ').join(categories)})"
+    if not is_ordered and any(part.ordered for part in known):
+        kind += ", without the order that only some files have or that differs"
+    return [
+        pd.Categorical.from_codes(np.full(length, -1), categories, ordered=is_ordered)
+        if part is None
+        else _recoded(part, [place.get(label, -1) for label in part.categories], categories, is_ordered)
+        for part, length in zip(own, lengths, strict=True)
+    ], kind
+
+
+def _dtype_of_numbers(columns: Sequence[pd.Series[Any]], *, is_whole: bool) -> Any:  # noqa: ANN401 a dtype
+    """Return a dtype that holds the numbers of all files exactly; a ValueError if there is none."""
+    dtypes = [getattr(column.dtype, "numpy_dtype", column.dtype) for column in columns]
+    common = np.result_type(*dtypes) if dtypes else np.dtype(np.float64)
+    integers = [column for column, dtype in zip(columns, dtypes, strict=True) if dtype.kind in "iu"]
+    if not integers or (is_whole and common.kind in "iu"):
+        return common
+    least, most = min(int(column.min()) for column in integers), max(int(column.max()) for column in integers)
+    if least >= -_MOST_EXACT and most <= _MOST_EXACT:
+        return np.dtype(np.float64)  # with NaN, as pandas does
+    floats = [column.dropna() for column, dtype in zip(columns, dtypes, strict=True) if dtype.kind == "f"]
+    if not all((column % 1 == 0).all() and (abs(column) <= _MOST_EXACT).all() for column in floats):
+        raise ValueError(
+            f"whole numbers above {_MOST_EXACT:,} and fractions have no common dtype that holds all digits"
+        )
+    least = min(least, *(int(column.min()) for column in floats), 0)
+    for dtype, nullable in ((np.int64, "Int64"), (np.uint64, "UInt64")):
+        if np.iinfo(dtype).min <= least and most <= np.iinfo(dtype).max:
+            return np.dtype(dtype) if is_whole else pd.api.types.pandas_dtype(nullable)
+    raise ValueError("negative numbers and whole numbers above 2**63 have no common dtype that holds all digits")
+
+
+def _as_labels(column: pd.Series[Any]) -> pd.Categorical:
+    """Return a column as labels, with the categories that it has, or else in ascending order."""
+    own = pd.Categorical(column) if not pd.api.types.is_object_dtype(column.dtype) else _of_objects(column)
+    return own.rename_categories([_label(value) for value in own.categories])
+
+
+def _of_objects(column: pd.Series[Any]) -> pd.Categorical:
+    # by their texts, since True is equal to 1 in Python
+    return pd.Categorical(column.map(_label, na_action="ignore"))
 
 
 def _label(value: object) -> str:
     """Return a value as a label; equal numbers have the same label.
 
-    >>> [_label(value) for value in (3, 3.0, "3.0", "3.10", True, "B")]
-    ['3', '3', '3', '3.10', 'True', 'B']
+    >>> [_label(value) for value in (3, 3.0, np.float32(0.1), "3.0", True, "B")]
+    ['3', '3', '0.1', '3.0', 'True', 'B']
     """
-    return re.sub(r"^(-?(?:0|[1-9]\d*))\.0+$", r"\1", str(value))
+    is_whole = isinstance(value, float | np.floating) and float(value).is_integer()
+    return str(int(value)) if is_whole else str(value)  # type: ignore[call-overload]  # a number
 
 
-def _warnings(name: str, labels: list[str]) -> Iterator[str]:
+def _recoded(column: pd.Categorical, places: Sequence[int], categories: Sequence[str], is_ordered: bool) -> Any:  # noqa: ANN401 pandas' own
+    """Return a column with other categories; ``places`` has the code of each category there, or -1."""
+    # the code -1 of missing values takes the last place
+    codes: Int64Array = np.append(np.array(places, dtype=np.int64), -1)[column.codes]
+    return pd.Categorical.from_codes(codes, list(categories), ordered=is_ordered)
+
+
+def _has_numbers(column: pd.Series[Any]) -> bool:
+    return pd.api.types.is_numeric_dtype(column) and not pd.api.types.is_bool_dtype(column.dtype)
+
+
+def _warnings(labels: Mapping[str, Sequence[str]]) -> Iterator[str]:
     """Yield warnings about labels that may be missing values, or the same label."""
-    if like_missing := [label for label in labels if label.casefold() in _LIKE_MISSING]:
-        quoted = " ".join(f'"{label}"' for label in like_missing)
-        yield f"WARNING: {name} has the labels {quoted}. If they stand for missing labels, pass --na-values {quoted}"
-    by_case: dict[str, list[str]] = {}
-    for label in labels:
-        by_case.setdefault(label.casefold(), []).append(label)
-    if alike := [spellings for spellings in by_case.values() if len(spellings) > 1]:
-        shown = "; ".join(" and ".join(spellings) for spellings in alike[:3]) + "; ..." * (len(alike) > 3)
-        yield f"WARNING: values of {name} differ only in case: {shown}"
+    like_missing = {name: [one for one in own if one.casefold() in _LIKE_MISSING] for name, own in labels.items()}
+    if any(like_missing.values()):
+        quoted = {name: " ".join(map(shlex.quote, own)) for name, own in like_missing.items() if own}
+        of_columns = few([f"{name} {text}" for name, text in quoted.items()], _MOST_VALUES, "; ")
+        values = " ".join(map(shlex.quote, sorted({*chain.from_iterable(like_missing.values())})))
+        yield f"WARNING: labels that may stand for missing ones: {of_columns}. If they do, pass --na-values {values}"
+    alike = list[str]()
+    for name, own in labels.items():
+        by_text: dict[str | float, list[str]] = {}
+        for label in own:
+            by_text.setdefault(_plain(label), []).append(label)
+        spellings = [" and ".join(map(repr, same)) for same in by_text.values() if len(same) > 1]
+        alike += [f"{name} {few(spellings, _MOST_EXAMPLES, '; ')}"] if spellings else []
+    if alike:
+        yield f"WARNING: labels that may be the same: {few(alike, _MOST_VALUES, '; ')}. If they are, pass --labels FILE"
+
+
+def _plain(label: str) -> str | float:
+    """Return what is left of a label without case, spaces and hyphens between words; a number as a number.
+
+    >>> [_plain(label) for label in ("B cell", "b-cell ", "CD4+ T", "CD4- T", "1.0")]
+    ['bcell', 'bcell', 'cd4+ t', 'cd4t', 1.0]
+    """
+    try:
+        return float(label)
+    except ValueError:
+        return re.sub(r"(?<=\w)[\s_-]+(?=\w)", "", label.strip().casefold())

@@ -1,106 +1,174 @@
-"""Parts: the part of each file that is collected, in its own temporary folder."""
+"""Parts: the values of some rows of a file, each in its own folder, from which a later run goes on.
+
+A part depends only on its file and its rows. Names of cells, genes and columns of ``obs`` are not in it, so that a
+later run may choose others. A folder gets its name when it is complete.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import shutil
+import sys
+from collections.abc import Iterator, Sequence
+from concurrent.futures import Executor
 from pathlib import Path
 from typing import Any, NamedTuple
 
 import anndata as ad
 import numpy as np
-import pandas as pd
-import scipy.sparse as sp
+import zarr
 
-from annbatch_distributed.collect.files import File, open_h5ad
-from annbatch_distributed.collect.labels import replace_missing
+from annbatch_distributed.collect.entries import Entry
+from annbatch_distributed.collect.files import File, opened, values_at
+from annbatch_distributed.collect.jobs import n_cores, run_each
 from annbatch_distributed.collect.problems import Problems
+from annbatch_distributed.collect.values import Kind, blocks_of, kind_of, read_block
 from annbatch_distributed.core.values import plural
 
+#: Peak memory of a process that writes a part, in sizes of its block.
+_HELD = 4
+#: Number of rows of a chunk of a part, which annbatch reads at a time.
+_CHUNK = 1_000
+#: Size of files that are read by a single process, which saves starting others, in bytes.
+_SMALL = 2_000_000_000
 #: Upper limit of log-normalized values: log1p of a share of 10,000 counts is at most 9.2.
 _MOST_LOG = 15
 
 
 class Part(NamedTuple):
-    """Part of a file that is collected."""
+    """Rows of a file."""
 
+    entry: Entry
+    place: str
+    """Place of the values in the file."""
+    start: int
+    stop: int
     path: Path
-    """Folder with its values and names."""
-    file: File
-    obs: pd.DataFrame
-    genes: pd.Index[Any]
-    are_counts: bool | None
-    """True if its values are integers; None if all values are 0."""
-    no_labels: set[str]
-    """Strings of ``obs`` that were replaced by missing values."""
-    summary: str
-    """Line about its size and values."""
+    """Folder of the part."""
+    stamp: tuple[int, int]
+    """Size of the file in bytes, and when it was changed."""
+
+    @property
+    def key(self) -> dict[str, Any]:
+        """What a folder must be of, to be this part, as JSON."""
+        return {"file": str(self.entry), "place": self.place, "rows": [self.start, self.stop], "stamp": [*self.stamp]}
 
 
-def write_part(
-    path: Path,
-    file: File,
-    *,
-    layer: str | None,
-    columns: Sequence[str] | None,
-    na_values: Sequence[str],
-    make_unique: bool,
-) -> Part:
-    """Write the collected part of a file to the folder ``path``."""
-    cells = open_h5ad(file.path)
-    if file.place == "raw":
-        cells = cells.raw.to_adata()
-    values = cells.layers[layer] if file.place == f"layer {layer}" else cells.X
-    if values is None:
-        raise Problems(f"{file.path}: X has no values. Pass --layer to use a layer")
-    if values.dtype == np.float16:  # SciPy has no sparse matrices of float16
-        values = values.astype(np.float32)
+class Found(NamedTuple):
+    """What the values of a part are."""
+
+    kind: Kind | None
+    most: float
+    """Largest value."""
+    n_values: int
+    """Number of values that aren't 0."""
+    n_nan: int
+    n_negative: int
+
+
+def parts_of(file: File, number: int, folder: Path, memory: int) -> list[Part]:
+    """Return the parts of a file, for processes that may use ``memory`` bytes each."""
+    with opened(file.entry) as group:
+        blocks = blocks_of(values_at(group, file.place), max(1, memory // _HELD))
+    stamp = _stamp(file.entry.path)
+    return [
+        Part(file.entry, file.place, start, stop, folder / f"{number}-{start}-{stop}.zarr", stamp)
+        for start, stop in blocks
+    ]
+
+
+def size_of(entry: Entry) -> int:
+    """Return the size of a file in bytes."""
+    return _stamp(entry.path)[0]
+
+
+def _stamp(path: Path) -> tuple[int, int]:
+    stats = [one.stat() for one in (path.rglob("*") if path.is_dir() else [path])]
+    return sum(one.st_size for one in stats), max(one.st_mtime_ns for one in stats)
+
+
+def write_parts(parts: Sequence[Part], executor: Executor | None) -> Iterator[tuple[Part, Found | Problems]]:
+    """Write parts, and yield each one with what it has, or why it can't be written; those that exist are kept."""
+    missing = list[Part]()
+    for part in parts:
+        if (found := _found(part)) is not None:
+            yield part, found
+        else:
+            missing.append(part)
+    for number, result in run_each(_written, missing, executor):
+        yield missing[number], result
+
+
+def _found(part: Part) -> Found | None:
+    """Return what a part that was written before has; None if there is none of this file as it is."""
     try:
-        values = sp.csr_matrix(values)
-    except (TypeError, ValueError) as error:
-        raise Problems(f"{file.path}: {file.place} must have numbers, got values of {values.dtype}") from error
-    obs = (cells.obs if columns is None else cells.obs[list(dict.fromkeys(columns))]).copy()
-    obs.index.name = None  # it may be the name of a column
-    part: Any = ad.AnnData(values, obs=obs[[]], var=cells.var[[]])
-    if make_unique:
-        part.obs_names = [f"{file.name}-{cell}" for cell in part.obs_names]
-        part.obs_names_make_unique()
-        part.var_names_make_unique()
-        obs.index = part.obs_names
-    no_labels = replace_missing(obs, na_values)
-    part.write_zarr(path)
-    data = part.X.data
-    where = f", from {file.place}" if layer else ""
-    shape = f"{plural(part.n_obs, 'cell')}, {plural(part.n_vars, 'gene')}"
-    return Part(
-        path=path,
-        file=file,
-        obs=obs,
-        genes=part.var_names,
-        are_counts=bool((data % 1 == 0).all()) if data.any() else None,
-        no_labels=no_labels,
-        summary=f"{file.path}: {shape}, {data.dtype}{where}{_unlike_counts(data)}",
+        attributes = dict(zarr.open_group(part.path, mode="r").attrs)
+    except FileNotFoundError:
+        return None
+    found: Any = attributes["found"]
+    return None if attributes["key"] != part.key else Found(found[0] and Kind(found[0]), *found[1:])
+
+
+def _written(part: Part) -> Found | Problems:
+    """Write a part; return problems, since raised ones would end the other parts."""
+    try:
+        with opened(part.entry) as group:
+            block = read_block(values_at(group, part.place), part.start, part.stop)
+    except Problems as problems:
+        return problems
+    except Exception as error:  # noqa: BLE001 h5py and zarr raise many types for damaged values
+        rows = f"cells {part.start:,} to {part.stop - 1:,}"
+        return Problems(f"{part.entry}: {rows} of {part.place} can't be read: {type(error).__name__}: {error}")
+    data = block.data
+    found = Found(
+        kind_of(data),
+        min(float(np.nanmax(data, initial=0)), sys.float_info.max),  # JSON has no infinity
+        len(data),
+        int(np.isnan(data).sum()) if data.dtype.kind == "f" else 0,
+        int((data < 0).sum()),
     )
+    block.data = data.astype(smallest(found.most, data.dtype) if found.kind is Kind.COUNTS else data.dtype)
+    unfinished = part.path.with_suffix(".unfinished")
+    for before in (unfinished, part.path):  # of a process that was killed, or of the file before it was changed
+        shutil.rmtree(before, ignore_errors=True)
+    group = zarr.open_group(unfinished, mode="w")
+    chunks = (max(1, len(data) * _CHUNK // max(1, block.shape[0])),)
+    with ad.settings.override(write_csr_csc_indices_with_min_possible_dtype=True):
+        ad.io.write_elem(group, "X", block, dataset_kwargs={"chunks": chunks} if len(data) else {})
+    group.attrs.update(key=part.key, found=[None if part is None else part for part in found])
+    unfinished.rename(part.path)
+    return found
 
 
-def check_counts(parts: Sequence[Part]) -> None:
-    """Raise if only some files have counts: a model would train on log-normalized values as counts."""
-    if {part.are_counts for part in parts} >= {True, False}:
-        file = next(part.file for part in parts if part.are_counts is False)
-        raise Problems(
-            f"{file.path}: {file.place} must have counts, as in other files, got values that are not integers. "
-            f"It has {file.named_layers}. Pass --layer NAME if a layer has the counts, or --layer raw for .raw; "
-            "otherwise leave the file out"
-        )
+def smallest(most: float, own: np.dtype[Any]) -> np.dtype[Any]:
+    """Return the smallest dtype for counts up to ``most``: uint8, int16 or int32, or else their own.
+
+    >>> smallest(255, np.dtype("float32")), smallest(256, np.dtype("float32"))
+    (dtype('uint8'), dtype('int16'))
+    """
+    # PyTorch can't make a sparse tensor of uint16 dense
+    return next((np.dtype(kind) for kind in (np.uint8, np.int16, np.int32) if most <= np.iinfo(kind).max), own)
 
 
-def _unlike_counts(data: np.ndarray[Any, Any]) -> str:
-    """Return a remark on values that are not counts; an empty string for counts."""
-    remarks = []
-    if n_nan := int(np.isnan(data).sum()):
+def jobs_for(entries: Sequence[Entry]) -> int:
+    """Return the number of processes by default: one for each core, or one for small files."""
+    return 1 if sum(map(size_of, entries)) < _SMALL else n_cores()
+
+
+def remark_on(found: Sequence[Found]) -> str:
+    """Return a remark on the values of a file that aren't counts; an empty string for counts."""
+    remarks = list[str]()
+    if n_nan := sum(part.n_nan for part in found):
         remarks.append(f"{n_nan:,} values are NaN")
-    if n_negative := int((data < 0).sum()):
+    if n_negative := sum(part.n_negative for part in found):
         remarks.append(f"{n_negative:,} values are negative, as after scaling")
-    elif not (data % 1 == 0).all():
-        looks = "; they look log-normalized" if np.nanmax(data) < _MOST_LOG else ""
+    elif any(part.kind is Kind.NONNEGATIVE for part in found):
+        looks = "; they look log-normalized" if max(part.most for part in found) < _MOST_LOG else ""
         remarks.append(f"not all values are integers{looks}")
     return "".join(f"; {remark}" for remark in remarks)
+
+
+def summary(file: File, found: Sequence[Found], *, is_chosen: bool) -> str:
+    """Return a line about the size and the values of a file."""
+    where = f", from {file.place}" if is_chosen else ""
+    shape = f"{plural(len(file.obs), 'cell')}, {plural(len(file.genes), 'gene')}"
+    return f"{file.entry}: {shape}, {file.dtype}{where}{remark_on(found)}"

@@ -1,168 +1,169 @@
-"""Writing: the steps from h5ad files to a collection of shuffled cells with the file of each cell."""
+"""Writing: the steps from files to a collection of shuffled cells with the file of each cell."""
 
 from __future__ import annotations
 
-from collections import Counter
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from concurrent.futures import Executor
 from itertools import chain
 from pathlib import Path
-from typing import Any, cast
+from typing import Any
 
-import anndata as ad
 import numpy as np
 import pandas as pd
 import zarr
-from annbatch import DatasetCollection
+from dask.utils import parse_bytes
+from tqdm.auto import tqdm
 
-from annbatch_distributed.collect.files import File, inspect_files
-from annbatch_distributed.collect.folders import reserved, temporary_folder
-from annbatch_distributed.collect.genes import choose_genes
-from annbatch_distributed.collect.labels import check_groups, unite
-from annbatch_distributed.collect.parts import Part, check_counts, write_part
+from annbatch_distributed.collect.contents import Contents, Options, check_kinds, inspect
+from annbatch_distributed.collect.datasets import HELD, SLICE, Dataset, Piece, order_of, slices_of, write_dataset
+from annbatch_distributed.collect.entries import AnyPath, entries_of
+from annbatch_distributed.collect.files import File
+from annbatch_distributed.collect.folders import check_new, folder_of_parts, remove
+from annbatch_distributed.collect.jobs import executor_of, run_each
+from annbatch_distributed.collect.parts import Found, Part, jobs_for, parts_of, summary, write_parts
 from annbatch_distributed.collect.problems import Problems
-from annbatch_distributed.core.values import plural
+from annbatch_distributed.collect.values import Kind
+from annbatch_distributed.core.values import Int64Array, plural
+
+#: Largest integer up to which float32 holds each one.
+_MOST_FLOAT32 = 2**24
 
 
 def write_collection(
-    paths: Sequence[Path],
+    files: Sequence[AnyPath],
     out: Path,
     *,
-    layer: str | None = None,
-    join: str | None = None,
-    columns: Sequence[str] | None = None,
-    na_values: Sequence[str] = (),
-    make_unique: bool = False,
-    group_by: Sequence[str] | None = None,
-    memory: str = "4GB",
-    seed: int = 0,
-    tell: Callable[..., object],
-) -> None:
-    """Write one shuffled collection of h5ad files.
-
-    Parameters
-    ----------
-    paths
-        Paths of the files.
-    out
-        Local path of the new collection, which must not exist.
-    layer
-        Layer with the counts, or ``"raw"`` for ``.raw``. Files without it use ``X``, the default.
-    join
-        ``"outer"`` to keep the genes of any file, ``"inner"`` to keep the shared genes (default: ``"outer"``, if all
-        files share a gene).
-    columns
-        Columns of ``obs`` to keep (default: all).
-    na_values
-        Strings in ``obs`` to replace by missing values.
-    make_unique
-        Rename cells to ``FILE-NAME``, and number repeated names of genes.
-    group_by
-        Columns of labels by which annbatch sorts the cells of each dataset.
-    memory
-        Memory limit for the cells that are shuffled at a time, such as ``"20GB"``.
-    seed
-        Seed of the order of the cells.
-    tell
-        Function like ``print`` that gets each line about the files, genes and columns.
-
-    Raises
-    ------
-    Problems
-        If the files or arguments can't be collected. Nothing was written to ``out``.
-    OSError
-        If a file can't be written, as on a full disk. Nothing was written to ``out``.
-    """
-    with reserved(out):
-        files = inspect_files(paths, layer=layer, columns=columns, make_unique=make_unique, group_by=group_by)
-        with temporary_folder(out) as folder:
-            parts = list[Part]()
-            # one by one, so that a single file is in memory
-            for number, file in enumerate(files):
-                path = folder / f"{number}.zarr"
-                part = write_part(
-                    path, file, layer=layer, columns=columns, na_values=na_values, make_unique=make_unique
-                )
-                tell(part.summary, flush=True)
-                parts.append(part)
-            check_counts(parts)
-            kept_genes, about_genes = choose_genes(parts, join)
-            for line in [*about_genes, *_not_collected(files)]:
-                tell(line)
-            tables, about_columns = unite([part.obs for part in parts])
-            unused = {*na_values}.difference(*(part.no_labels for part in parts))
-            about_missing = [f"--na-values: no cell has {value!r}" for value in sorted(unused)]
-            for line in [*about_columns, *about_missing]:
-                tell(line)
-            check_groups(group_by, tables[0])
-
-            unfinished = folder / "cells.zarr"
-            collection = _shuffled(
-                unfinished,
-                {str(part.path): table for part, table in zip(parts, tables, strict=True)},
-                genes=sorted(kept_genes) if join == "inner" else None,
-                group_by=group_by,
-                memory=memory,
-                seed=seed,
-            )
-            _write_sources(collection, parts)
-            unfinished.rename(out)  # replaces the empty folder
-    n_cells = sum(map(len, tables))
-    tell(f"{out}: {plural(n_cells, 'cell')} of {plural(len(files), 'file')}, {plural(len(kept_genes), 'gene')}")
-
-
-def _not_collected(files: Sequence[File]) -> Iterator[str]:
-    """Yield a line about the parts of files that are not collected, if there are any."""
-    if others := Counter(chain.from_iterable(file.others for file in files)):
-        parts = (f"{name} ({plural(n_files, 'file')})" for name, n_files in sorted(others.items()))
-        yield f"not collected: {', '.join(parts)}"
-
-
-def _shuffled(
-    path: Path,
-    obs: Mapping[str, pd.DataFrame],
-    *,
-    genes: Sequence[str] | None,
-    group_by: Sequence[str] | None,
+    options: Options,
+    layer: Sequence[str],
     memory: str,
+    jobs: int | None,
+    scheduler: str | None,
     seed: int,
-) -> DatasetCollection:
-    """Return a new collection of the cells of all parts, in random order; ``obs`` maps paths of parts to tables."""
+    restart: bool,
+    tell: Callable[[str], object],
+) -> None:
+    """Write one shuffled collection of files; ``tell`` gets each line about files, genes and columns.
 
-    def load(path: Any) -> ad.AnnData:  # noqa: ANN401 a path
-        # values stay on disk
-        lazy = ad.experimental.read_lazy(path)
-        return ad.AnnData(lazy.X, obs=obs[str(path)], var=lazy.var.to_memory()[[]])
-
-    collection = DatasetCollection(path)
-    try:
-        collection.add_adatas(
-            [*obs],
-            load_adata=load,
-            var_subset=genes,
-            groupby=group_by,
-            dataset_size=memory,
-            rng=np.random.default_rng(seed),
-        )
-    except ValueError as error:
-        raise Problems(f"annbatch can't write the cells under --memory {memory}: {error}") from error
-    return collection
-
-
-def _write_sources(collection: DatasetCollection, parts: Sequence[Part]) -> None:
-    """Write the file of each cell, and the genes of each file.
-
-    ``obs["src_path"]``, where annbatch writes the path of a part, gets the path of the h5ad file. ``varm["measured"]``
-    has shape ``(n_genes, n_files)``.
+    Arguments are those of :func:`.collect`. Raises Problems if the files or arguments can't be collected, and an
+    OSError if a file can't be written, as on a full disk. Nothing was written to ``out`` then.
     """
-    files = [str(part.file.path) for part in parts]
-    for group in collection:
-        var: Any = ad.io.read_elem(cast("Any", group["var"]))
-        varm: Any = group.require_group("varm")
-        ad.io.write_elem(varm, "measured", np.stack([var.index.isin(part.genes) for part in parts], axis=1))
-        varm["measured"].attrs["files"] = files
-        # annbatch has written the path of the part, .../cells.zarr.x1y2/3.zarr; file 3 is /data/pbmc.h5ad, say
-        column: Any = group["obs/src_path"]
-        part_paths: Any = ad.io.read_elem(column["categories"])
-        file_paths = [files[int(Path(path).stem)] for path in part_paths]
-        ad.io.write_elem(column, "categories", np.array(file_paths, dtype=object))
-        zarr.consolidate_metadata(group.store, path=group.path)
+    from annbatch.io import V1_ENCODING  # not above, since processes that read files import this module
+
+    check_new(out)
+    entries = entries_of(files, layer)
+    contents = inspect(entries, options)
+    jobs = jobs or jobs_for(entries)
+    n_bytes = parse_bytes(memory) // jobs
+    with folder_of_parts(out, restart=restart) as folder, executor_of(jobs, scheduler) as executor:
+        parts = [parts_of(file, number, folder, n_bytes) for number, file in enumerate(contents.files)]
+        found = _write_parts(contents.files, parts, executor, tell, are_chosen=[*layer] != ["X"])
+        check_kinds(contents.files, [_largest(own) for own in found])
+        for line in contents.lines:
+            tell(line)
+        unfinished = folder / "cells"
+        remove(unfinished)
+        collection = zarr.open_group(unfinished, mode="w", attributes={**V1_ENCODING})
+        datasets = [*_datasets(unfinished, contents, parts, found, options.group_by, n_bytes=n_bytes, seed=seed)]
+        for _ in tqdm(run_each(write_dataset, datasets, executor), "datasets", len(datasets)):
+            pass
+        zarr.consolidate_metadata(collection.store)
+        unfinished.rename(out)
+    n_cells = sum(map(len, contents.obs))
+    n_files, n_genes = len(contents.files), len(contents.kept_genes)
+    tell(f"{out}: {plural(n_cells, 'cell')} of {plural(n_files, 'file')}, {plural(n_genes, 'gene')}")
+
+
+def _write_parts(
+    files: Sequence[File],
+    parts: Sequence[Sequence[Part]],
+    executor: Executor | None,
+    tell: Callable[[str], object],
+    *,
+    are_chosen: bool,
+) -> list[list[Found]]:
+    """Write all parts, and return what those of each file have; raises Problems if some can't be written."""
+    found, problems = dict[Part, Found](), list[str]()
+    number_of = {part: number for number, own in enumerate(parts) for part in own}
+    n_left = [len(own) for own in parts]
+    for part, result in tqdm(write_parts([*number_of], executor), "files", len(number_of)):
+        if isinstance(result, Problems):
+            problems += result.args
+            continue
+        found[part], number = result, number_of[part]
+        n_left[number] -= 1
+        if not n_left[number]:
+            own, file = [found[one] for one in parts[number]], files[number]
+            tell(summary(file, own, is_chosen=are_chosen or file.place != "X"))
+    if problems:
+        raise Problems(*problems)
+    return [[found[part] for part in own] for own in parts]
+
+
+def _largest(found: Sequence[Found]) -> Kind | None:
+    """Return the kind of the values of a file; None if all are 0."""
+    return max((part.kind for part in found if part.kind is not None), default=None)
+
+
+def _dtype(files: Sequence[File], found: Sequence[Found]) -> np.dtype[Any]:
+    """Return the dtype of the files' values; float32 if they have counts of different dtypes."""
+    dtypes = {file.dtype for file in files}
+    if len(dtypes) == 1:
+        return dtypes.pop()
+    if _largest(found) in (None, Kind.COUNTS):
+        return np.dtype(np.float32 if max(part.most for part in found) <= _MOST_FLOAT32 else np.float64)
+    return np.result_type(*dtypes)
+
+
+def _datasets(
+    path: Path,
+    contents: Contents,
+    parts: Sequence[Sequence[Part]],
+    found: Sequence[Sequence[Found]],
+    group_by: Sequence[str] | None,
+    *,
+    n_bytes: int,
+    seed: int,
+) -> Iterator[Dataset]:
+    """Yield the datasets of a collection, for processes that may use ``n_bytes`` each."""
+    files, every = [str(file.entry) for file in contents.files], [*chain.from_iterable(found)]
+    n_cells, dtype = sum(map(len, contents.obs)), _dtype(contents.files, every)
+    # of the arrays of a CSR matrix, whose indices have 4 bytes
+    row_bytes = 8 + sum(part.n_values for part in every) / n_cells * (dtype.itemsize + 4)
+    n_rows = max(SLICE, int(n_bytes / (HELD * row_bytes)))
+
+    var = pd.DataFrame(index=pd.Index(contents.kept_genes, dtype=object))
+    # files with the same genes share their places
+    numbers: dict[tuple[str, ...], int] = {}
+    genes_of = [numbers.setdefault(tuple(genes), len(numbers)) for genes in contents.genes]
+    places = [var.index.get_indexer(pd.Index(genes, dtype=object)).astype(np.int32) for genes in numbers]
+    measured = np.stack([var.index.isin(genes) for genes in contents.genes], axis=1)
+    obs = pd.concat(contents.obs)
+    obs["src_path"] = pd.Categorical.from_codes(np.repeat(np.arange(len(files)), [*map(len, contents.obs)]), files)
+
+    pieces = [
+        Piece(part.path, 0, part.stop - part.start, genes_of[number])
+        for number, own in enumerate(parts)
+        for part in own
+    ]
+    firsts: Int64Array = np.append(0, np.cumsum([piece.stop for piece in pieces]))
+    rng = np.random.default_rng(seed)
+    for number, slices in enumerate(slices_of(n_cells, n_rows, rng)):
+        rows = np.concatenate([np.arange(*bounds) for bounds in slices])
+        order = order_of(obs.iloc[rows], rng, group_by)
+        own = [*chain.from_iterable(_cut(pieces, firsts, *bounds) for bounds in slices)]
+        # rows in the order 2 0 1 have the places 1 2 0
+        table = obs.iloc[rows[order]]
+        yield Dataset(path, number, own, np.argsort(order), places, table, var, measured, files, dtype)
+
+
+def _cut(pieces: Sequence[Piece], firsts: Int64Array, start: int, stop: int) -> Iterator[Piece]:
+    """Yield the pieces of the cells ``[start, stop)``; ``firsts`` are the first cells of all pieces.
+
+    >>> pieces = [Piece(Path(name), 0, 100, 0) for name in "abc"]
+    >>> [piece[:3] for piece in _cut(pieces, np.array([0, 100, 200, 300]), 90, 110)]
+    [(PosixPath('a'), 90, 100), (PosixPath('b'), 0, 10)]
+    """
+    low, high = np.searchsorted(firsts, (start, stop - 1), side="right") - 1
+    for at in range(int(low), int(high) + 1):
+        first, end = int(firsts[at]), int(firsts[at + 1])
+        yield pieces[at]._replace(start=max(start, first) - first, stop=min(stop, end) - first)

@@ -1,0 +1,166 @@
+"""The public function ``collect``."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from os import PathLike
+from pathlib import Path
+from typing import TYPE_CHECKING, Literal
+
+import pandas as pd
+
+from annbatch_distributed.collect.contents import Options
+from annbatch_distributed.collect.entries import AnyPath
+from annbatch_distributed.collect.problems import Problems, in_arguments
+from annbatch_distributed.collect.writing import write_collection
+from annbatch_distributed.core.values import few
+
+if TYPE_CHECKING:
+    from annbatch import DatasetCollection
+
+
+def collect(
+    files: AnyPath | Sequence[AnyPath],
+    out: AnyPath,
+    *,
+    layer: str | Sequence[str] = ("X",),
+    join: Literal["outer", "inner"] | None = None,
+    obs: Sequence[str] | None = None,
+    rename: Mapping[str, str] | None = None,
+    labels: AnyPath | pd.DataFrame | None = None,
+    na_values: Sequence[str] = (),
+    make_unique: bool = False,
+    group_by: Sequence[str] | None = None,
+    memory: str = "4GB",
+    jobs: int | None = None,
+    scheduler: str | None = None,
+    seed: int = 0,
+    restart: bool = False,
+    tell: Callable[[str], object] = print,
+) -> DatasetCollection:
+    r"""Write one shuffled collection of h5ad files.
+
+    Parameters
+    ----------
+    files
+        Paths of h5ad files or of zarr folders that anndata has written. ``"file.h5mu#rna"`` is the modality ``rna`` of
+        an h5mu file. Or the path of a sample sheet: a ``.csv`` or ``.tsv`` file with a line for each file, and a column
+        ``path``, relative to the sheet. A column ``counts`` has the place of the file's counts, as in ``layer``. Any
+        other columns become columns of ``obs`` for all cells of the file; an empty field keeps the file's own column.
+    out
+        Local path of the new collection, which must not exist.
+    layer
+        Places of the counts, of which the first that a file has is read: ``"X"``, ``"raw"`` or the names of layers
+        (default: ``"X"``).
+    join
+        ``"outer"`` keeps the genes of any file, with 0 for genes that a file lacks; ``"inner"`` keeps the shared genes.
+        None is ``"outer"``, but raises if no gene is in all files (default).
+    obs
+        Columns of ``obs`` to keep. None keeps all (default). A column that a file lacks is missing in its cells.
+    rename
+        New names of columns, by the names in the files.
+    labels
+        Other spellings of labels: the path of a ``.csv`` file with the columns ``column``, ``from`` and ``to``, or a
+        table with these.
+    na_values
+        Strings in ``obs`` to replace by missing values, such as ``"Unknown"``.
+    make_unique
+        True renames cells to ``FILE-NAME``, so that names which repeat are different (default False).
+    group_by
+        Columns of labels by which to sort the cells of each dataset, for samplers of classes and sets.
+    memory
+        Memory limit, such as ``"20GB"`` (default ``"4GB"``), without what Python, the names of cells and their labels
+        need.
+    jobs
+        Number of processes that read files. None takes one for each core that this process may use, or one in all if
+        the files are smaller than 2 GB (default). In a script, call ``collect`` under
+        ``if __name__ == "__main__":``, as these processes import it.
+    scheduler
+        Address of a running ``dask.distributed`` scheduler, whose workers replace processes of this machine. They must
+        see the same folders. It needs the extra ``cluster``.
+    seed
+        Seed of the order of the cells (default 0).
+    restart
+        True removes the parts that an interrupted run has left; False uses them (default).
+    tell
+        Function that gets each line about files, genes and columns (default: ``print``).
+
+    Returns
+    -------
+    annbatch.DatasetCollection
+        The new collection, opened for reading.
+
+    Raises
+    ------
+    ~annbatch_distributed.collect.Problems
+        If files or arguments can't be collected: a ``ValueError`` with a message for each problem of each file.
+    OSError
+        If a file can't be written, as on a full disk.
+
+    Examples
+    --------
+    >>> import tempfile
+    >>> from pathlib import Path
+    >>> import anndata as ad
+    >>> import numpy as np
+    >>> from annbatch_distributed.collect import collect
+    >>> folder = Path(tempfile.mkdtemp())
+    >>> for donor in ("d1", "d2"):
+    ...     cells = ad.AnnData(np.ones((3, 2)))
+    ...     cells.obs_names = [f"{donor}-{number}" for number in range(3)]
+    ...     cells.write_h5ad(folder / f"{donor}.h5ad")
+    >>> _ = (folder / "samples.csv").write_text("path,donor\nd1.h5ad,D1\nd2.h5ad,D2\n")
+    >>> collection = collect(
+    ...     folder / "samples.csv", folder / "cells.zarr", tell=lambda line: None
+    ... )
+    >>> collection.obs(["donor"])["donor"].value_counts().to_dict()
+    {'D1': 3, 'D2': 3}
+    """
+    from annbatch import DatasetCollection  # not above, since processes that read files import this module
+
+    out = Path(out)
+    try:
+        write_collection(
+            [files] if isinstance(files, str | PathLike) else [*files],
+            out,
+            options=Options(
+                obs=obs,
+                rename=rename or {},
+                labels=spellings_of(labels),
+                na_values=na_values,
+                make_unique=make_unique,
+                group_by=group_by,
+                join=join,
+            ),
+            layer=(layer,) if isinstance(layer, str) else layer,
+            memory=memory,
+            jobs=jobs,
+            scheduler=scheduler,
+            seed=seed,
+            restart=restart,
+            tell=lambda line: tell(in_arguments(line)),
+        )
+    except Problems as problems:
+        raise Problems(*map(in_arguments, problems.args)) from problems.__cause__
+    return DatasetCollection(out, mode="r")
+
+
+def spellings_of(labels: AnyPath | pd.DataFrame | None) -> dict[str, dict[str, str | None]]:
+    """Return the labels of each column that are replaced, and by which; an empty one stands for a missing value."""
+    if labels is None:
+        return {}
+    try:
+        table = labels if isinstance(labels, pd.DataFrame) else pd.read_csv(labels, dtype=str, keep_default_na=False)
+        pairs = [
+            (str(column), str(old), str(new) or None)
+            for column, old, new in zip(table["column"], table["from"], table["to"], strict=True)
+        ]
+    except KeyError as error:
+        raise Problems(f"--labels: must have the columns column, from and to, got {few([*table], 10)}") from error
+    except (OSError, ValueError) as error:  # ValueError is the base of pandas' errors
+        raise Problems(f"--labels {labels}: can't be read: {error}") from error
+    spellings: dict[str, dict[str, str | None]] = {}
+    for column, old, new in pairs:
+        if spellings.setdefault(column, {}).setdefault(old, new) != new:
+            raise Problems(f"--labels: {old!r} of {column} must become one label, got several")
+    return spellings

@@ -1,0 +1,143 @@
+"""Contents: the cells, genes and labels of all files, as they will be in the collection."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from itertools import chain
+from typing import Any, NamedTuple
+
+import anndata as ad
+import pandas as pd
+
+from annbatch_distributed.collect.entries import Entry, short_names
+from annbatch_distributed.collect.files import File, inspected
+from annbatch_distributed.collect.genes import choose_genes, numbered
+from annbatch_distributed.collect.labels import Spellings, check_groups, replace_labels, unite
+from annbatch_distributed.collect.problems import Problems
+from annbatch_distributed.collect.values import Kind
+from annbatch_distributed.core.values import few, plural
+
+
+class Options(NamedTuple):
+    """Arguments of :func:`.collect` about names and labels."""
+
+    obs: Sequence[str] | None
+    rename: Mapping[str, str]
+    labels: Spellings
+    na_values: Sequence[str]
+    make_unique: bool
+    group_by: Sequence[str] | None
+    join: str | None
+
+
+class Contents(NamedTuple):
+    """Files, with their cells, labels and genes as they will be in the collection."""
+
+    files: list[File]
+    obs: list[pd.DataFrame]
+    """Names and labels of the cells of each file."""
+    genes: list[pd.Index[Any]]
+    """Names of the genes of each file."""
+    kept_genes: list[str]
+    """Names of the genes of the collection."""
+    lines: list[str]
+    """Lines about genes and columns."""
+
+
+def inspect(entries: Sequence[Entry], options: Options) -> Contents:
+    """Return the contents of all files; raises one error with all problems of all files."""
+    files, problems = list[File](), list[str]()
+    for entry in entries:
+        with _noted(problems):
+            files.append(inspected(entry, columns=options.obs, rename=options.rename))
+    if options.obs and (not_kept := [name for name in options.group_by or () if name not in options.obs]):
+        problems.append(f"--group-by: columns must be kept, got {', '.join(not_kept)}. Add them to --obs")
+    if not files:
+        raise Problems(*problems)
+    problems += _problems_of(files, options)
+    with _noted(problems):
+        check_kinds(files, [file.kind for file in files])
+    genes, lines = numbered(files)
+    kept_genes, tables = list[str](), [file.obs for file in files]
+    with _noted(problems):
+        kept_genes, about_genes = choose_genes(files, genes, options.join)
+        lines += about_genes
+    found = [replace_labels(table, options.labels, options.na_values) for table in tables]
+    with _noted(problems):
+        tables, about_columns = unite(tables, [str(file.entry) for file in files])
+        check_groups(options.group_by, tables[0])
+        lines += [*about_columns, *_unused({*chain(*found)}, options)]
+    if problems:
+        raise Problems(*problems)
+    if others := Counter(chain.from_iterable(file.others for file in files)):
+        texts = (f"{name} ({plural(n_files, 'file')})" for name, n_files in sorted(others.items()))
+        lines.append(f"not collected: {', '.join(texts)}")
+    if options.make_unique:
+        _rename_cells(tables, short_names(entries))
+    return Contents(files, tables, genes, kept_genes, lines)
+
+
+@contextmanager
+def _noted(problems: list[str]) -> Iterator[None]:
+    """Add raised problems to a list."""
+    try:
+        yield
+    except Problems as error:
+        problems += error.args
+
+
+def _problems_of(files: Sequence[File], options: Options) -> Iterator[str]:
+    known = {name for file in files for name in file.columns}
+    columns_of: dict[str, Callable[[], Sequence[str]]] = {
+        "--obs": lambda: options.obs or (),
+        "--labels": lambda: [*options.labels],
+        "--rename": lambda: [old for old, new in options.rename.items() if new not in known],
+    }
+    for option, columns in columns_of.items():
+        missing = [name for name in columns() if name not in known]
+        if missing and not (option == "--labels" and options.obs is not None and {*missing} <= {*options.obs}):
+            yield f"{option}: no file has columns {', '.join(missing)}. They have {few(sorted(known), 20)}"
+    if not sum(len(file.obs) for file in files):
+        yield "the files have no cells"
+    names = pd.Index([]).append([file.obs.index for file in files])
+    repeated = names[names.duplicated()].unique().tolist()
+    if repeated and not options.make_unique:
+        where = ", ".join(str(file.entry) for file in files if repeated[0] in file.obs.index)
+        yield (
+            f"{plural(len(repeated), 'cell name')} repeated, such as {repeated[0]} in {where}. If these are "
+            "different cells, pass --make-unique; otherwise remove the duplicates"
+        )
+
+
+def check_kinds(files: Sequence[File], kinds: Sequence[Kind | None]) -> None:
+    """Raise if files have different kinds of values, as a model would train on normalized values as counts."""
+    texts = list[str]()
+    for kind in Kind:
+        of_kind = [f"{file.entry} ({file.place})" for file, own in zip(files, kinds, strict=True) if own is kind]
+        texts += [f"{kind.described} in {few(of_kind, 5)}"] if of_kind else []
+    if len(texts) > 1:
+        others = sorted({one.removeprefix("layer ") for file in files for one in file.others if "obsm " not in one})
+        hint = f" The files also have {few(others, 10)}." if others else ""
+        raise Problems(
+            f"all files must have the same kind of values, got {'; '.join(texts)}.{hint} Pass --layer with the places "
+            "of the counts, in order, as in --layer counts raw X; name the place of each file in a sample sheet; or "
+            "leave files out"
+        )
+
+
+def _unused(found: set[tuple[str, str]], options: Options) -> Iterator[str]:
+    """Yield a line about each label to replace that no cell has."""
+    for value in options.na_values:
+        if ("", value) not in found:
+            yield f"--na-values: no cell has {value!r}"
+    for column, spellings in options.labels.items():
+        yield from (f"--labels: no cell has {old!r} in {column}" for old in spellings if (column, old) not in found)
+
+
+def _rename_cells(tables: Sequence[pd.DataFrame], names: Sequence[str]) -> None:
+    for table, name in zip(tables, names, strict=True):
+        cells = ad.AnnData(obs=pd.DataFrame(index=[f"{name}-{cell}" for cell in table.index]))
+        cells.obs_names_make_unique()
+        table.index = cells.obs_names

@@ -1,0 +1,96 @@
+"""Entries: the files to collect, as a user names them, one by one or in a sample sheet."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, field
+from os import PathLike
+from pathlib import Path
+
+import pandas as pd
+
+from annbatch_distributed.collect.problems import Problems
+from annbatch_distributed.core.values import few
+
+#: Path of a file or folder.
+type AnyPath = str | PathLike[str]
+
+_SHEETS = ".csv", ".tsv"
+
+
+@dataclass(frozen=True)
+class Entry:
+    """A file to collect."""
+
+    path: Path
+    """Path of the file, or of a zarr folder."""
+    modality: str | None
+    """Modality of an h5mu file; None in files with one."""
+    places: tuple[str, ...]
+    """Where its counts may be: ``X``, ``raw``, or the name of a layer; the first of these that it has is read."""
+    labels: dict[str, str] = field(default_factory=dict, hash=False)
+    """Columns of ``obs`` with one label for all its cells."""
+
+    def __str__(self) -> str:
+        return str(self.path) if self.modality is None else f"{self.path}#{self.modality}"
+
+
+def entries_of(files: Sequence[AnyPath], places: Sequence[str]) -> list[Entry]:
+    """Return the entries of paths, or of the lines of a single sample sheet; raises Problems if some can't be."""
+    paths = list(map(str, files))
+    sheets = [path for path in paths if path.endswith(_SHEETS)]
+    if sheets and len(paths) > 1:
+        raise Problems(f"{sheets[0]}: a sample sheet must be the only file, got {len(paths)} files")
+    entries = _of_sheet(Path(sheets[0]), places) if sheets else [_entry(path, places) for path in paths]
+    if twice := [str(one) for one, n_times in Counter(map(str, entries)).items() if n_times > 1]:
+        raise Problems(f"files must be different, got {', '.join(twice)} more than once")
+    return entries
+
+
+def short_names(entries: Sequence[Entry]) -> list[str]:
+    """Return a name for each file: its stem, or the parts of its path that differ from other paths.
+
+    >>> short_names([Entry(Path(f"s{n}/adata.h5ad"), None, ("X",)) for n in (1, 2)])
+    ['s1', 's2']
+    """
+    stems = [Path(str(entry)).stem for entry in entries]
+    if len({*stems}) == len(stems):
+        return stems
+    parts = [Path(str(entry)).absolute().with_suffix("").parts for entry in entries]
+    common = set.intersection(*map(set, parts))
+    return ["-".join(part for part in path if part not in common) or path[-1] for path in parts]
+
+
+def _entry(text: str, places: Sequence[str], labels: dict[str, str] | None = None) -> Entry:
+    # file.h5mu#rna, but a # may be part of the name of other files
+    path, mark, modality = text.rpartition("#")
+    is_named = bool(mark) and path.endswith(".h5mu")
+    return Entry(Path(path if is_named else text), modality if is_named else None, tuple(places), labels or {})
+
+
+def _of_sheet(sheet: Path, places: Sequence[str]) -> list[Entry]:
+    try:
+        table = pd.read_csv(sheet, sep="\t" if sheet.suffix == ".tsv" else ",", dtype=str, keep_default_na=False)
+    except (OSError, ValueError) as error:  # ValueError is the base of pandas' errors
+        raise Problems(f"{sheet}: can't be read as a sample sheet: {error}") from error
+    if problems := [*_problems_of(sheet, table)]:
+        raise Problems(*problems)
+    labels = table.drop(columns=["path", "counts"], errors="ignore")
+    return [
+        _entry(
+            str(sheet.parent / line["path"]),
+            [line["counts"]] if line.get("counts") else places,
+            {name: value for name, value in own.items() if value},  # an empty field leaves the file's own column
+        )
+        for line, own in zip(table.to_dict("records"), labels.to_dict("records"), strict=True)
+    ]
+
+
+def _problems_of(sheet: Path, table: pd.DataFrame) -> Iterator[str]:
+    if "path" not in table:
+        yield f"{sheet}: a sample sheet must have a column path, got {few([*table], 10)}"
+    elif not len(table):
+        yield f"{sheet}: a sample sheet must have a line for each file, got none"
+    elif (table["path"] == "").any():
+        yield f"{sheet}: each line must have a path, got none in line {int((table['path'] == '').argmax()) + 2}"

@@ -1,0 +1,136 @@
+"""Parts of files: several processes, interrupted runs, and memory."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+from typing import TYPE_CHECKING, Any
+
+import anndata as ad
+import h5py
+import pandas as pd
+import pytest
+from annbatch import DatasetCollection
+
+from annbatch_distributed.cli import main
+from annbatch_distributed.collect import Problems, collect, parts, values, writing
+from annbatch_distributed.collect.folders import folder_of_parts
+from tests.collect.test_files import GENES, cells_of, collected, counts, quiet
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+
+@pytest.fixture
+def files(tmp_path: Path) -> list[Path]:
+    """Three files of 60 cells."""
+    paths = [tmp_path / f"{name}.h5ad" for name in "abc"]
+    for seed, path in enumerate(paths):
+        cells_of(path.stem, counts(60, 12, seed), GENES, type=[*"xyz"] * 20).write_h5ad(path)
+    return paths
+
+
+@pytest.fixture
+def written(monkeypatch: pytest.MonkeyPatch) -> list[parts.Part]:
+    """The parts that are written, of a few rows each."""
+    seen: list[parts.Part] = []
+    write, blocks = parts._written, values.blocks_of
+
+    def spied(part: parts.Part) -> Any:
+        seen.append(part)
+        return write(part)
+
+    monkeypatch.setattr(parts, "_written", spied)
+    monkeypatch.setattr(parts, "blocks_of", lambda stored, _: blocks(stored, 1_000))
+    return seen
+
+
+def test_parts_make_no_difference(files: list[Path], tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The collection is the same whether files are read as a whole or in blocks, in one process or in two."""
+    one, obs = collected(collect(files, tmp_path / "one.zarr", tell=quiet))
+    blocks = values.blocks_of
+    monkeypatch.setattr(parts, "blocks_of", lambda stored, _: blocks(stored, 1_000))
+    for jobs in (1, 2):
+        lines: list[str] = []
+        collection = collect(files, tmp_path / f"{jobs}.zarr", jobs=jobs, tell=lines.append)
+        read, obs_read = collected(collection)
+        pd.testing.assert_frame_equal(read, one)
+        pd.testing.assert_frame_equal(obs_read, obs)
+        assert sorted(lines[:3]) == [f"{path}: 60 cells, 12 genes, float32" for path in files]
+
+
+def test_interrupted_run_goes_on(
+    files: list[Path], tmp_path: Path, written: list[parts.Part], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A run that is interrupted goes on from the parts that are done, of files that haven't changed."""
+    expected, _ = collected(collect(files, tmp_path / "whole.zarr", tell=quiet))
+    n_parts = len(written)
+
+    def interrupted(*_: Any, **__: Any) -> None:
+        raise KeyboardInterrupt
+
+    def run(stop: str | None, **options: Any) -> int:
+        """Run, and return how many parts were written."""
+        written.clear()
+        with monkeypatch.context() as patch:
+            if stop == "shuffling":
+                patch.setattr(writing, "write_dataset", interrupted)
+            elif stop == "reading":
+                read = values.read_block
+
+                def some(stored: Any, start: int, end: int) -> Any:
+                    return interrupted() if len(written) > 4 else read(stored, start, end)
+
+                patch.setattr(parts, "read_block", some)
+            if stop is None:
+                collect(files, tmp_path / "cells.zarr", tell=quiet, **options)
+            else:
+                with pytest.raises(KeyboardInterrupt):
+                    collect(files, tmp_path / "cells.zarr", tell=quiet, **options)
+        return len(written)
+
+    assert run("reading") == 5
+    assert not [*(tmp_path / "cells.zarr.parts").glob("*.unfinished")]
+    assert run("shuffling") == n_parts - 4
+    assert run("shuffling", restart=True) == n_parts
+    assert not (tmp_path / "cells.zarr").exists()
+    os.utime(files[1], ns=(1, 1))
+    of_changed = sum(part.entry.path == files[1] for part in written)
+    assert run(None, na_values=["x"]) == of_changed
+    read, obs = collected(DatasetCollection(tmp_path / "cells.zarr", mode="r"))
+    assert (read.loc[expected.index] == expected).all(axis=None)
+    assert obs["type"].isna().sum() == 60
+    assert not (tmp_path / "cells.zarr.parts").exists()
+
+
+def test_two_runs_at_once_are_refused(files: list[Path], tmp_path: Path) -> None:
+    with folder_of_parts(tmp_path / "cells.zarr", restart=False):
+        script = f"from annbatch_distributed.collect import collect; collect([{str(files[0])!r}], 'cells.zarr')"
+        command = [sys.executable, "-c", script]
+        done = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True, check=False, timeout=120)
+    assert "out cells.zarr: another collect is writing it" in done.stderr
+    assert not (tmp_path / "cells.zarr").exists()
+
+
+def test_values_that_change_their_kind_are_refused_at_the_end(
+    files: list[Path], tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Values that the first look doesn't see decide as well, and parts of other files are kept."""
+    monkeypatch.setattr("annbatch_distributed.collect.values._N_SAMPLED", 1)
+    cells = ad.read_h5ad(files[1])
+    cells.X.data[len(cells.X.data) // 3] = -2
+    cells.write_h5ad(files[1])
+    with pytest.raises(Problems, match=r"got counts in .*; negative values in .*b.h5ad \(X\)"):
+        collect(files, tmp_path / "cells.zarr", tell=quiet)
+    folder = tmp_path / "cells.zarr.parts"
+    assert len([*folder.glob("*.zarr")]) == 3
+    assert main(["collect", *map(str, files), "--out", str(tmp_path / "cells.zarr")]) == 2
+    assert f"annbatch-distributed: the next run goes on from {folder}, or remove it" in capsys.readouterr().err
+
+
+def test_damaged_values_name_file_and_rows(files: list[Path], tmp_path: Path) -> None:
+    with h5py.File(files[1], "r+") as file:
+        file["X/indices"][-1] = 99
+    with pytest.raises(Problems, match=r"b.h5ad: cells 0 to 59 of X can't be read: ValueError: .*indices"):
+        collect(files, tmp_path / "cells.zarr", tell=quiet)

@@ -1,0 +1,107 @@
+"""Values of files, read in blocks of rows."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+import anndata as ad
+import h5py
+import numpy as np
+import pytest
+import scipy.sparse as sp
+import zarr
+from hypothesis import given
+from hypothesis import strategies as st
+
+from annbatch_distributed.collect import values as module
+from annbatch_distributed.collect.values import Kind, blocks_of, is_csc, kind_of, read_block, sampled, shape_of
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+FORMS: dict[str, Any] = {"csr": sp.csr_matrix, "csc": sp.csc_matrix, "dense": lambda matrix: matrix}
+
+
+def matrix(n_rows: int, n_columns: int, share: float, seed: int) -> Any:
+    rng = np.random.default_rng(seed)
+    return (rng.random((n_rows, n_columns)) < share) * rng.integers(1, 9, (n_rows, n_columns)).astype(np.float32)
+
+
+@given(
+    form=st.sampled_from([*FORMS]),
+    n_rows=st.integers(1, 30),
+    n_columns=st.integers(1, 8),
+    share=st.sampled_from([0, 0.1, 0.6, 1]),
+    n_bytes=st.integers(1, 400),
+    seed=st.integers(0, 3),
+)
+def test_blocks_have_every_row_once(
+    form: str, n_rows: int, n_columns: int, share: float, n_bytes: int, seed: int
+) -> None:
+    """The blocks of a matrix in any layout are the matrix, and a block of several rows keeps to its size."""
+    whole = matrix(n_rows, n_columns, share, seed)
+    group = zarr.open_group({}, mode="w")
+    ad.io.write_elem(group, "X", FORMS[form](whole))
+    values = group["X"]
+    assert shape_of(values) == whole.shape
+    assert is_csc(values) == (form == "csc")
+    blocks = blocks_of(values, n_bytes)
+    assert [stop for _, stop in blocks[:-1]] == [start for start, _ in blocks[1:]]
+    assert (blocks[0][0], blocks[-1][1]) == (0, n_rows)
+    parts = [read_block(values, *block) for block in blocks]
+    np.testing.assert_array_equal(np.vstack([part.toarray() for part in parts]), whole)
+    assert all(part.has_canonical_format for part in parts)
+    if form != "csc":
+        size = 4 * n_columns if form == "dense" else 8
+        for (start, stop), part in zip(blocks, parts, strict=True):
+            assert stop == start + 1 or (stop - start if form == "dense" else part.nnz) * size <= n_bytes
+
+
+def test_columns_are_read_piece_by_piece(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Rows of a matrix in columns are the same however many entries are read at a time."""
+    whole = matrix(20, 7, 0.5, 0)
+    group = zarr.open_group({}, mode="w")
+    ad.io.write_elem(group, "X", sp.csc_matrix(whole))
+    for n_entries in (1, 3, 1_000):
+        monkeypatch.setattr(module, "_N_ENTRIES", n_entries)
+        np.testing.assert_array_equal(read_block(group["X"], 5, 15).toarray(), whole[5:15])
+
+
+@pytest.mark.parametrize(
+    ("values", "kind"),
+    [
+        ([0, 0], None),
+        ([0, 3], Kind.COUNTS),
+        ([0.0, 3.0], Kind.COUNTS),
+        ([True, False], Kind.COUNTS),
+        ([0.5, 3], Kind.NONNEGATIVE),
+        ([np.nan, 3], Kind.NONNEGATIVE),
+        ([np.inf, 3], Kind.NONNEGATIVE),
+        ([-1, 3], Kind.NEGATIVE),
+        ([-0.5, np.nan], Kind.NEGATIVE),
+    ],
+)
+def test_kind_of_values(values: list[Any], kind: Kind | None) -> None:
+    """Counts are integers from 0; a negative value is no count, even if it is an integer."""
+    assert kind_of(np.array(values)) == kind
+
+
+def test_values_are_sampled_from_the_whole_file(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(module, "_N_SAMPLED", 10)
+    group = zarr.open_group({}, mode="w")
+    for name in ("csr", "dense"):
+        for place in (0, 50, 99):
+            whole = np.ones((100, 2), dtype=np.float32)
+            whole[place] = -1
+            ad.io.write_elem(group, name, FORMS[name](whole))
+            assert (sampled(group[name]) < 0).any()
+            assert len(sampled(group[name])) <= 30
+
+
+def test_damaged_matrix_is_refused(tmp_path: Path) -> None:
+    """A matrix whose indices are beyond its genes is an error, not other values."""
+    with h5py.File(tmp_path / "cells.h5", "w") as file:
+        ad.io.write_elem(file, "X", sp.csr_matrix(matrix(4, 5, 1, 0)))
+        file["X/indices"][2] = 7
+        with pytest.raises(ValueError, match="indices"):
+            read_block(file["X"], 0, 4)

@@ -1,0 +1,41 @@
+"""The memory of collect, measured of a process."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+from typing import TYPE_CHECKING
+
+import anndata as ad
+import numpy as np
+import pytest
+import scipy.sparse as sp
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+PEAK = """
+import re, sys, warnings
+warnings.simplefilter("ignore")
+from annbatch_distributed.collect import collect
+peaks = []
+for path in sys.argv[1:]:
+    collect(path, path + ".zarr", memory="200MB", jobs=1, tell=str)
+    peaks.append(re.search(r"VmHWM:\\s+(\\d+)", open("/proc/self/status").read())[1])
+print(*peaks)
+"""
+FORMS = {"csr": sp.csr_matrix, "csc": sp.csc_matrix, "dense": lambda matrix: matrix.toarray()}
+
+
+@pytest.mark.parametrize("form", FORMS)
+@pytest.mark.parametrize("n_cells", [20_000, 60_000])
+def test_memory_is_limited_for_files_of_any_size(form: str, n_cells: int, tmp_path: Path) -> None:
+    """The peak of the process, beyond that of one that has collected a small file, is within the limit."""
+    rng = np.random.default_rng(0)
+    for name, n_own in (("small", 100), ("large", n_cells)):
+        values = sp.random(n_own, 2_000, 0.25, "csr", np.float32, rng, lambda n: rng.integers(1, 9, n))
+        ad.AnnData(FORMS[form](values)).write_h5ad(tmp_path / f"{name}.h5ad")
+    command = [sys.executable, "-c", PEAK, *(str(tmp_path / f"{name}.h5ad") for name in ("small", "large"))]
+    done = subprocess.run(command, capture_output=True, text=True, check=True, timeout=600)
+    small, large = map(int, done.stdout.split())
+    assert (large - small) * 1024 < 200e6  # the values alone take 80 or 240 MB
