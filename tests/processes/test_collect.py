@@ -1,4 +1,4 @@
-"""The memory of collect, measured of a process."""
+"""collect in other processes: its memory, and the workers of a cluster."""
 
 from __future__ import annotations
 
@@ -8,8 +8,13 @@ from typing import TYPE_CHECKING
 
 import anndata as ad
 import numpy as np
+import pandas as pd
 import pytest
 import scipy.sparse as sp
+from dask.distributed import LocalCluster
+
+from annbatch_distributed.collect import Problems, collect
+from tests.collect.test_files import GENES, cells_of, collected, counts, quiet
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -39,3 +44,17 @@ def test_memory_is_limited_for_files_of_any_size(form: str, n_cells: int, tmp_pa
     done = subprocess.run(command, capture_output=True, text=True, check=True, timeout=600)
     small, large = map(int, done.stdout.split())
     assert (large - small) * 1024 < 200e6  # the values alone take 80 or 240 MB
+
+
+def test_workers_of_a_cluster_write_the_same_collection(tmp_path: Path) -> None:
+    """Two workers of a dask cluster write the collection that this process writes."""
+    files = [tmp_path / f"{name}.h5ad" for name in "abc"]
+    for seed, path in enumerate(files):
+        cells_of(path.stem, counts(700, 12, seed), GENES, type=[*"xyz"] * 233 + ["x"]).write_h5ad(path)
+    expected, _ = collected(collect(files, tmp_path / "one.zarr", tell=quiet))
+    with LocalCluster(n_workers=2, threads_per_worker=1, host="127.0.0.1", dashboard_address=None) as cluster:
+        done = collect(files, tmp_path / "two.zarr", scheduler=cluster.scheduler_address, tell=quiet)
+    read, _ = collected(done)
+    pd.testing.assert_frame_equal(read, expected)
+    with pytest.raises(Problems, match="jobs: can't be combined with scheduler"):
+        collect(files, tmp_path / "three.zarr", scheduler="tcp://127.0.0.1:1", jobs=2, tell=quiet)

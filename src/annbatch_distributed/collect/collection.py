@@ -69,15 +69,16 @@ def collect(
     group_by
         Columns of labels by which to sort the cells of each dataset, for samplers of classes and sets.
     memory
-        Memory limit, such as ``"20GB"`` (default ``"4GB"``), without what Python, the names of cells and their labels
-        need.
+        Memory limit of all processes together, such as ``"20GB"`` (default ``"4GB"``); of each worker with
+        ``scheduler``. It comes on top of what Python and its libraries need, about 1 GB for each process, and of the
+        names and labels of all cells.
     jobs
-        Number of processes that read files. None takes one for each core that this process may use, or one in all if
-        the files are smaller than 2 GB (default). In a script, call ``collect`` under
-        ``if __name__ == "__main__":``, as these processes import it.
+        Number of processes. None takes one for each core that this process may use, or one in all if the files are
+        smaller than 2 GB (default). In a script, call ``collect`` under ``if __name__ == "__main__":``, as these
+        processes import it.
     scheduler
         Address of a running ``dask.distributed`` scheduler, whose workers replace processes of this machine. They must
-        see the same folders. It needs the extra ``cluster``.
+        see the same folders, under the same paths. It needs the extra ``cluster``.
     seed
         Seed of the order of the cells (default 0).
     restart

@@ -51,8 +51,10 @@ def write_collection(
 
     check_new(out)
     entries = entries_of(files, layer)
+    if scheduler is not None and jobs is not None:
+        raise Problems("--jobs: can't be combined with --scheduler, whose workers are the processes. Leave it out")
     contents = inspect(entries, options)
-    jobs = jobs or jobs_for(entries)
+    jobs = 1 if scheduler is not None else jobs or jobs_for(entries)
     n_bytes = parse_bytes(memory) // jobs
     with folder_of_parts(out, restart=restart) as folder, executor_of(jobs, scheduler) as executor:
         parts = [parts_of(file, number, folder, n_bytes) for number, file in enumerate(contents.files)]
