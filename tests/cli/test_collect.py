@@ -202,7 +202,7 @@ def test_collect_unites_categories_of_any_dtype(tmp_path: Path, capsys: pytest.C
 
 
 def test_make_unique_renames_repeated_names(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    """Repeated names of cells become unique with --make-unique, and those of genes always."""
+    """Repeated `obs_names` become unique with --make-unique, and repeated `var_names` always do."""
     for name in ("one", "two"):
         cells = ad.AnnData(counts(1, 3))
         cells.var_names = ["a", "b", "a"]

@@ -148,6 +148,7 @@ def test_problems_of_all_files_are_one_error(study: dict[str, Any], tmp_path: Pa
         file.create_group("matrix")
     names = ["a.h5ad", "cut.h5ad", "packed.h5ad", "of_10x.h5", "none.h5ad", "c.h5ad"]
     options: dict[str, Any] = {"obs": ["type", "plate"], "group_by": ["donor"], "rename": {"tpye": "type2"}}
+    options["labels"] = pd.DataFrame({"column": ["plant"], "from": ["x"], "to": ["y"]})
     with pytest.raises(Problems) as raised:
         collect([tmp_path / name for name in names], tmp_path / "cells.zarr", layer="counts", tell=quiet, **options)
     problems = "\n".join(raised.value.args)
@@ -160,6 +161,7 @@ def test_problems_of_all_files_are_one_error(study: dict[str, Any], tmp_path: Pa
         "none.h5ad: no such file",
         "c.h5ad: has no counts, but X, raw",
         "group_by: columns must be kept, got donor. Add them to obs",
+        "labels: columns must be kept, got plant. Add them to obs",
     ):
         assert message in problems
     assert sorted(path.name for path in tmp_path.iterdir() if path.name.startswith("cells")) == []

@@ -60,10 +60,10 @@ def test_parts_make_no_difference(files: list[Path], tmp_path: Path, monkeypatch
         assert sorted(lines[:3]) == [f"{path}: 60 cells, 12 genes, float32" for path in files]
 
 
-def test_interrupted_run_goes_on(
+def test_interrupted_run_continues(
     files: list[Path], tmp_path: Path, written: list[parts.Part], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """A run that is interrupted goes on from the parts that are done, of files that haven't changed."""
+    """A run continues with the parts of an interrupted run, except for files that have changed."""
     expected, _ = collected(collect(files, tmp_path / "whole.zarr", tell=quiet))
     n_parts = len(written)
 
@@ -126,7 +126,7 @@ def test_values_that_change_their_kind_are_refused_at_the_end(
     folder = tmp_path / "cells.zarr.parts"
     assert len([*folder.glob("*.zarr")]) == 3
     assert main(["collect", *map(str, files), "--out", str(tmp_path / "cells.zarr")]) == 2
-    assert f"annbatch-distributed: the next run goes on from {folder}, or remove it" in capsys.readouterr().err
+    assert f"annbatch-distributed: the next run continues with the parts in {folder}; remove" in capsys.readouterr().err
 
 
 def test_damaged_values_name_file_and_rows(files: list[Path], tmp_path: Path) -> None:

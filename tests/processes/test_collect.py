@@ -35,7 +35,7 @@ FORMS = {"csr": sp.csr_matrix, "csc": sp.csc_matrix, "dense": lambda matrix: mat
 @pytest.mark.parametrize("form", FORMS)
 @pytest.mark.parametrize("n_cells", [20_000, 60_000])
 def test_memory_is_limited_for_files_of_any_size(form: str, n_cells: int, tmp_path: Path) -> None:
-    """The peak of the process, beyond that of one that has collected a small file, is within the limit."""
+    """A large file needs at most the memory limit in addition to the peak of a small file."""
     rng = np.random.default_rng(0)
     for name, n_own in (("small", 100), ("large", n_cells)):
         values = sp.random(n_own, 2_000, 0.25, "csr", np.float32, rng, lambda n: rng.integers(1, 9, n))

@@ -172,7 +172,7 @@ def _add_collect(parser: _Parser) -> None:
     add("--jobs", type=_POSITIVE, metavar="N", help=jobs)
     scheduler = "Address of a running dask.distributed scheduler, whose workers read the files"
     add("--scheduler", metavar="ADDRESS", help=scheduler)
-    add("--restart", action="store_true", help="Begin anew, without the parts of an interrupted run")
+    add("--restart", action="store_true", help="Discard the parts of an interrupted run")
 
 
 def _add_plan(parser: _Parser) -> None:

@@ -17,7 +17,7 @@ from annbatch_distributed.collect.writing import write_collection
 def _kept(out: Path) -> list[str]:
     """Return a line about the parts that a later run may use, if there are any."""
     folder = Path(f"{out}.parts")
-    return [f"the next run goes on from {folder}, or remove it"] if folder.exists() else []
+    return [f"the next run continues with the parts in {folder}; remove it if there is none"] if folder.exists() else []
 
 
 def run(options: Namespace) -> int:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from itertools import chain
 from typing import Any, NamedTuple
@@ -52,8 +52,9 @@ def inspect(entries: Sequence[Entry], options: Options) -> Contents:
     for entry in entries:
         with _noted(problems):
             files.append(inspected(entry, columns=options.obs, rename=options.rename))
-    if options.obs and (not_kept := [name for name in options.group_by or () if name not in options.obs]):
-        problems.append(f"--group-by: columns must be kept, got {', '.join(not_kept)}. Add them to --obs")
+    for option, columns in (("--group-by", options.group_by or ()), ("--labels", options.labels)):
+        if options.obs and (not_kept := [name for name in columns if name not in options.obs]):
+            problems.append(f"{option}: columns must be kept, got {', '.join(not_kept)}. Add them to --obs")
     if not files:
         raise Problems(*problems)
     problems += _problems_of(files, options)
@@ -64,11 +65,11 @@ def inspect(entries: Sequence[Entry], options: Options) -> Contents:
     with _noted(problems):
         kept_genes, about_genes = choose_genes(files, genes, options.join)
         lines += about_genes
-    found = [replace_labels(table, options.labels, options.na_values) for table in tables]
+    replaced = [replace_labels(table, options.labels, options.na_values) for table in tables]
     with _noted(problems):
         tables, about_columns = unite(tables, [str(file.entry) for file in files])
         check_groups(options.group_by, tables[0])
-        lines += [*about_columns, *_unused({*chain(*found)}, options)]
+        lines += [*about_columns, *_unused({*chain(*replaced)}, options)]
     if problems:
         raise Problems(*problems)
     if others := Counter(chain.from_iterable(file.others for file in files)):
@@ -90,14 +91,12 @@ def _noted(problems: list[str]) -> Iterator[None]:
 
 def _problems_of(files: Sequence[File], options: Options) -> Iterator[str]:
     known = {name for file in files for name in file.columns}
-    columns_of: dict[str, Callable[[], Sequence[str]]] = {
-        "--obs": lambda: options.obs or (),
-        "--labels": lambda: [*options.labels],
-        "--rename": lambda: [old for old, new in options.rename.items() if new not in known],
-    }
-    for option, columns in columns_of.items():
-        missing = [name for name in columns() if name not in known]
-        if missing and not (option == "--labels" and options.obs is not None and {*missing} <= {*options.obs}):
+    for option, columns in (
+        ("--obs", options.obs or ()),
+        ("--labels", () if options.obs else options.labels),
+        ("--rename", [old for old, new in options.rename.items() if new not in known]),
+    ):
+        if missing := [name for name in columns if name not in known]:
             yield f"{option}: no file has columns {', '.join(missing)}. They have {few(sorted(known), 20)}"
     if not sum(len(file.obs) for file in files):
         yield "the files have no cells"
@@ -127,13 +126,13 @@ def check_kinds(files: Sequence[File], kinds: Sequence[Kind | None]) -> None:
         )
 
 
-def _unused(found: set[tuple[str, str]], options: Options) -> Iterator[str]:
+def _unused(replaced: set[tuple[str, str]], options: Options) -> Iterator[str]:
     """Yield a line about each label to replace that no cell has."""
     for value in options.na_values:
-        if ("", value) not in found:
+        if ("", value) not in replaced:
             yield f"--na-values: no cell has {value!r}"
     for column, spellings in options.labels.items():
-        yield from (f"--labels: no cell has {old!r} in {column}" for old in spellings if (column, old) not in found)
+        yield from (f"--labels: no cell has {old!r} in {column}" for old in spellings if (column, old) not in replaced)
 
 
 def _rename_cells(tables: Sequence[pd.DataFrame], names: Sequence[str]) -> None:

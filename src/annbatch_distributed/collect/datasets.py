@@ -1,8 +1,8 @@
 """Datasets: the cells of a collection in random order, as many at a time as the memory holds.
 
 Cells are cut into slices of consecutive cells. A dataset has random slices, whose cells are shuffled, or sorted by
-columns. It is the order of annbatch's ``add_adatas``. Each dataset is written by itself, and holds one copy of its
-values: each slice is read and put to where its cells belong.
+columns. It is the order of annbatch's ``add_adatas``. Processes can write different datasets at the same time. Each
+dataset holds one copy of its values: each slice is read, and its rows are copied to their places in the dataset.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ import zarr
 from annbatch_distributed.core.values import Int64Array
 
 #: Peak memory of writing a dataset, in sizes of its values.
-HELD = 3
+PEAK = 3
 #: Number of consecutive cells that stay in one dataset, as of annbatch.
 SLICE = 1_000
 

@@ -26,7 +26,7 @@ type Node = Any
 
 #: Names of columns that a collection can't have, and why.
 _RESERVED = {
-    "_index": "which anndata uses for the names of cells",
+    "_index": "which anndata uses for obs_names",
     "src_path": "which a collection uses for the file of each cell",
 }
 

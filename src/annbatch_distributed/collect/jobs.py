@@ -14,7 +14,7 @@ from annbatch_distributed.collect.problems import Problems
 
 @contextmanager
 def executor_of(jobs: int, scheduler: str | None) -> Iterator[Executor | None]:
-    """Start processes of this machine, or use those of a dask cluster; None if this process does all."""
+    """Start processes on this machine, or use the workers of a dask cluster; None for this process alone."""
     if scheduler is not None:
         from dask.distributed import Client
 

@@ -33,22 +33,22 @@ type Spellings = Mapping[str, Mapping[str, str | None]]
 
 def replace_labels(obs: pd.DataFrame, spellings: Spellings, na_values: Sequence[str]) -> set[tuple[str, str]]:
     """Replace labels in place, first by other spellings, then by missing values; return those that ``obs`` had."""
-    found = set[tuple[str, str]]()
+    replaced = set[tuple[str, str]]()
     for name in obs:
         is_text = not (_has_numbers(obs[name]) or pd.api.types.is_bool_dtype(obs[name].dtype))
         if not is_text and name not in spellings:
             continue
         own = _as_labels(obs[name])
-        given = spellings.get(name, {})
-        spelled = [given.get(label, label) for label in own.categories]
+        new_labels = spellings.get(name, {})
+        spelled = [new_labels.get(label, label) for label in own.categories]
         new = [None if label in na_values else label for label in spelled]
         if new == own.categories.tolist():
             continue
-        found |= {(name, label) for label in own.categories if label in given}
-        found |= {("", label) for label in spelled if label in na_values}
+        replaced |= {(name, label) for label in own.categories if label in new_labels}
+        replaced |= {("", label) for label in spelled if label in na_values}
         kept = [*dict.fromkeys(label for label in new if label is not None)]
         obs[name] = _recoded(own, [kept.index(label) if label is not None else -1 for label in new], kept, own.ordered)
-    return found
+    return replaced
 
 
 def unite(tables: Sequence[pd.DataFrame], files: Sequence[str]) -> tuple[list[pd.DataFrame], list[str]]:

@@ -1,4 +1,4 @@
-"""Parts: the values of some rows of a file, each in its own folder, from which a later run goes on.
+"""Parts: the values of some rows of a file, each in its own folder, with which a later run can continue.
 
 A part depends only on its file and its rows. Names of cells, genes and columns of ``obs`` are not in it, so that a
 later run may choose others. A folder gets its name when it is complete.
@@ -25,7 +25,7 @@ from annbatch_distributed.collect.values import Kind, blocks_of, kind_of, read_b
 from annbatch_distributed.core.values import plural
 
 #: Peak memory of a process that writes a part, in sizes of its block.
-_HELD = 4
+_PEAK = 4
 #: Number of rows of a chunk of a part, which annbatch reads at a time.
 _CHUNK = 1_000
 #: Size of files that are read by a single process, which saves starting others, in bytes.
@@ -49,12 +49,12 @@ class Part(NamedTuple):
 
     @property
     def key(self) -> dict[str, Any]:
-        """What a folder must be of, to be this part, as JSON."""
+        """The file and its rows, as JSON; a folder with a different key is a different part."""
         return {"file": str(self.entry), "place": self.place, "rows": [self.start, self.stop], "stamp": [*self.stamp]}
 
 
-class Found(NamedTuple):
-    """What the values of a part are."""
+class Statistics(NamedTuple):
+    """Statistics of the values of a part."""
 
     kind: Kind | None
     most: float
@@ -68,7 +68,7 @@ class Found(NamedTuple):
 def parts_of(file: File, number: int, folder: Path, memory: int) -> list[Part]:
     """Return the parts of a file, for processes that may use ``memory`` bytes each."""
     with opened(file.entry) as group:
-        blocks = blocks_of(values_at(group, file.place), max(1, memory // _HELD))
+        blocks = blocks_of(values_at(group, file.place), max(1, memory // _PEAK))
     stamp = _stamp(file.entry.path)
     return [
         Part(file.entry, file.place, start, stop, folder / f"{number}-{start}-{stop}.zarr", stamp)
@@ -86,29 +86,31 @@ def _stamp(path: Path) -> tuple[int, int]:
     return sum(one.st_size for one in stats), max(one.st_mtime_ns for one in stats)
 
 
-def write_parts(parts: Sequence[Part], executor: Executor | None) -> Iterator[tuple[Part, Found | Problems]]:
-    """Write parts, and yield each one with what it has, or why it can't be written; those that exist are kept."""
+def write_parts(parts: Sequence[Part], executor: Executor | None) -> Iterator[tuple[Part, Statistics | Problems]]:
+    """Write parts, and yield each with its statistics, or with the problems; existing parts are kept."""
     missing = list[Part]()
     for part in parts:
-        if (found := _found(part)) is not None:
-            yield part, found
+        if (statistics := _statistics_of(part)) is not None:
+            yield part, statistics
         else:
             missing.append(part)
     for number, result in run_each(_written, missing, executor):
         yield missing[number], result
 
 
-def _found(part: Part) -> Found | None:
-    """Return what a part that was written before has; None if there is none of this file as it is."""
+def _statistics_of(part: Part) -> Statistics | None:
+    """Return the statistics of a part from an earlier run; None if there is none, or the file has changed since."""
     try:
         attributes = dict(zarr.open_group(part.path, mode="r").attrs)
     except FileNotFoundError:
         return None
-    found: Any = attributes["found"]
-    return None if attributes["key"] != part.key else Found(found[0] and Kind(found[0]), *found[1:])
+    kind, *others = attributes["statistics"]  # type: ignore[misc]  # a list of JSON
+    if attributes["key"] != part.key:
+        return None
+    return Statistics(None if kind is None else Kind(kind), *others)  # type: ignore[arg-type]  # as above
 
 
-def _written(part: Part) -> Found | Problems:
+def _written(part: Part) -> Statistics | Problems:
     """Write a part; return problems, since raised ones would end the other parts."""
     try:
         with opened(part.entry) as group:
@@ -119,14 +121,14 @@ def _written(part: Part) -> Found | Problems:
         rows = f"cells {part.start:,} to {part.stop - 1:,}"
         return Problems(f"{part.entry}: {rows} of {part.place} can't be read: {type(error).__name__}: {error}")
     data = block.data
-    found = Found(
+    statistics = Statistics(
         kind_of(data),
         min(float(np.nanmax(data, initial=0)), sys.float_info.max),  # JSON has no infinity
         len(data),
         int(np.isnan(data).sum()) if data.dtype.kind == "f" else 0,
         int((data < 0).sum()),
     )
-    block.data = data.astype(smallest(found.most, data.dtype) if found.kind is Kind.COUNTS else data.dtype)
+    block.data = data.astype(smallest(statistics.most, data.dtype) if statistics.kind is Kind.COUNTS else data.dtype)
     unfinished = part.path.with_suffix(".unfinished")
     for before in (unfinished, part.path):  # of a process that was killed, or of the file before it was changed
         shutil.rmtree(before, ignore_errors=True)
@@ -134,9 +136,9 @@ def _written(part: Part) -> Found | Problems:
     chunks = (max(1, len(data) * _CHUNK // max(1, block.shape[0])),)
     with ad.settings.override(write_csr_csc_indices_with_min_possible_dtype=True):
         ad.io.write_elem(group, "X", block, dataset_kwargs={"chunks": chunks} if len(data) else {})
-    group.attrs.update(key=part.key, found=[None if part is None else part for part in found])
+    group.attrs.update(key=part.key, statistics=[*statistics])
     unfinished.rename(part.path)
-    return found
+    return statistics
 
 
 def smallest(most: float, own: np.dtype[Any]) -> np.dtype[Any]:
@@ -154,21 +156,21 @@ def jobs_for(entries: Sequence[Entry]) -> int:
     return 1 if sum(map(size_of, entries)) < _SMALL else n_cores()
 
 
-def remark_on(found: Sequence[Found]) -> str:
+def remark_on(statistics: Sequence[Statistics]) -> str:
     """Return a remark on the values of a file that aren't counts; an empty string for counts."""
     remarks = list[str]()
-    if n_nan := sum(part.n_nan for part in found):
+    if n_nan := sum(part.n_nan for part in statistics):
         remarks.append(f"{n_nan:,} values are NaN")
-    if n_negative := sum(part.n_negative for part in found):
+    if n_negative := sum(part.n_negative for part in statistics):
         remarks.append(f"{n_negative:,} values are negative, as after scaling")
-    elif any(part.kind is Kind.NONNEGATIVE for part in found):
-        looks = "; they look log-normalized" if max(part.most for part in found) < _MOST_LOG else ""
+    elif any(part.kind is Kind.NONNEGATIVE for part in statistics):
+        looks = "; they look log-normalized" if max(part.most for part in statistics) < _MOST_LOG else ""
         remarks.append(f"not all values are integers{looks}")
     return "".join(f"; {remark}" for remark in remarks)
 
 
-def summary(file: File, found: Sequence[Found], *, is_chosen: bool) -> str:
+def summary(file: File, statistics: Sequence[Statistics], *, is_chosen: bool) -> str:
     """Return a line about the size and the values of a file."""
     where = f", from {file.place}" if is_chosen else ""
     shape = f"{plural(len(file.obs), 'cell')}, {plural(len(file.genes), 'gene')}"
-    return f"{file.entry}: {shape}, {file.dtype}{where}{remark_on(found)}"
+    return f"{file.entry}: {shape}, {file.dtype}{where}{remark_on(statistics)}"

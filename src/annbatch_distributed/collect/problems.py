@@ -8,7 +8,7 @@ import re
 class Problems(ValueError):
     """Error with a message for each problem, in ``args``.
 
-    Messages name an argument by its option of the command ``collect``, such as ``--layer``.
+    Messages name arguments as :func:`.collect` has them; those of the command ``collect`` name its options.
     """
 
     def __str__(self) -> str:

@@ -15,12 +15,12 @@ from dask.utils import parse_bytes
 from tqdm.auto import tqdm
 
 from annbatch_distributed.collect.contents import Contents, Options, check_kinds, inspect
-from annbatch_distributed.collect.datasets import HELD, SLICE, Dataset, Piece, order_of, slices_of, write_dataset
+from annbatch_distributed.collect.datasets import PEAK, SLICE, Dataset, Piece, order_of, slices_of, write_dataset
 from annbatch_distributed.collect.entries import AnyPath, entries_of
 from annbatch_distributed.collect.files import File
 from annbatch_distributed.collect.folders import check_new, folder_of_parts, remove
 from annbatch_distributed.collect.jobs import executor_of, run_each
-from annbatch_distributed.collect.parts import Found, Part, jobs_for, parts_of, summary, write_parts
+from annbatch_distributed.collect.parts import Part, Statistics, jobs_for, parts_of, summary, write_parts
 from annbatch_distributed.collect.problems import Problems
 from annbatch_distributed.collect.values import Kind
 from annbatch_distributed.core.values import Int64Array, plural
@@ -58,14 +58,14 @@ def write_collection(
     n_bytes = parse_bytes(memory) // jobs
     with folder_of_parts(out, restart=restart) as folder, executor_of(jobs, scheduler) as executor:
         parts = [parts_of(file, number, folder, n_bytes) for number, file in enumerate(contents.files)]
-        found = _write_parts(contents.files, parts, executor, tell, are_chosen=[*layer] != ["X"])
-        check_kinds(contents.files, [_largest(own) for own in found])
+        statistics = _write_parts(contents.files, parts, executor, tell, are_chosen=[*layer] != ["X"])
+        check_kinds(contents.files, [_largest(own) for own in statistics])
         for line in contents.lines:
             tell(line)
         unfinished = folder / "cells"
         remove(unfinished)
         collection = zarr.open_group(unfinished, mode="w", attributes={**V1_ENCODING})
-        datasets = [*_datasets(unfinished, contents, parts, found, options.group_by, n_bytes=n_bytes, seed=seed)]
+        datasets = [*_datasets(unfinished, contents, parts, statistics, options.group_by, n_bytes=n_bytes, seed=seed)]
         for _ in tqdm(run_each(write_dataset, datasets, executor), "datasets", len(datasets)):
             pass
         zarr.consolidate_metadata(collection.store)
@@ -82,37 +82,37 @@ def _write_parts(
     tell: Callable[[str], object],
     *,
     are_chosen: bool,
-) -> list[list[Found]]:
-    """Write all parts, and return what those of each file have; raises Problems if some can't be written."""
-    found, problems = dict[Part, Found](), list[str]()
+) -> list[list[Statistics]]:
+    """Write all parts, and return the statistics of the parts of each file; raises Problems if one can't be written."""
+    statistics, problems = dict[Part, Statistics](), list[str]()
     number_of = {part: number for number, own in enumerate(parts) for part in own}
     n_left = [len(own) for own in parts]
     for part, result in tqdm(write_parts([*number_of], executor), "files", len(number_of)):
         if isinstance(result, Problems):
             problems += result.args
             continue
-        found[part], number = result, number_of[part]
+        statistics[part], number = result, number_of[part]
         n_left[number] -= 1
         if not n_left[number]:
-            own, file = [found[one] for one in parts[number]], files[number]
+            own, file = [statistics[one] for one in parts[number]], files[number]
             tell(summary(file, own, is_chosen=are_chosen or file.place != "X"))
     if problems:
         raise Problems(*problems)
-    return [[found[part] for part in own] for own in parts]
+    return [[statistics[part] for part in own] for own in parts]
 
 
-def _largest(found: Sequence[Found]) -> Kind | None:
+def _largest(statistics: Sequence[Statistics]) -> Kind | None:
     """Return the kind of the values of a file; None if all are 0."""
-    return max((part.kind for part in found if part.kind is not None), default=None)
+    return max((part.kind for part in statistics if part.kind is not None), default=None)
 
 
-def _dtype(files: Sequence[File], found: Sequence[Found]) -> np.dtype[Any]:
+def _dtype(files: Sequence[File], statistics: Sequence[Statistics]) -> np.dtype[Any]:
     """Return the dtype of the files' values; float32 if they have counts of different dtypes."""
     dtypes = {file.dtype for file in files}
     if len(dtypes) == 1:
         return dtypes.pop()
-    if _largest(found) in (None, Kind.COUNTS):
-        return np.dtype(np.float32 if max(part.most for part in found) <= _MOST_FLOAT32 else np.float64)
+    if _largest(statistics) in (None, Kind.COUNTS):
+        return np.dtype(np.float32 if max(part.most for part in statistics) <= _MOST_FLOAT32 else np.float64)
     return np.result_type(*dtypes)
 
 
@@ -120,18 +120,18 @@ def _datasets(
     path: Path,
     contents: Contents,
     parts: Sequence[Sequence[Part]],
-    found: Sequence[Sequence[Found]],
+    statistics: Sequence[Sequence[Statistics]],
     group_by: Sequence[str] | None,
     *,
     n_bytes: int,
     seed: int,
 ) -> Iterator[Dataset]:
     """Yield the datasets of a collection, for processes that may use ``n_bytes`` each."""
-    files, every = [str(file.entry) for file in contents.files], [*chain.from_iterable(found)]
+    files, every = [str(file.entry) for file in contents.files], [*chain.from_iterable(statistics)]
     n_cells, dtype = sum(map(len, contents.obs)), _dtype(contents.files, every)
     # of the arrays of a CSR matrix, whose indices have 4 bytes
     row_bytes = 8 + sum(part.n_values for part in every) / n_cells * (dtype.itemsize + 4)
-    n_rows = max(SLICE, int(n_bytes / (HELD * row_bytes)))
+    n_rows = max(SLICE, int(n_bytes / (PEAK * row_bytes)))
 
     var = pd.DataFrame(index=pd.Index(contents.kept_genes, dtype=object))
     # files with the same genes share their places
