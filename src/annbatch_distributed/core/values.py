@@ -26,6 +26,9 @@ type Int64Array = npt.NDArray[np.int64]
 #: First integer that doesn't fit into 64 bits with a sign.
 BOUND = 2**63
 
+#: Attribute of the stored values of a collection: the dtype of the files' values, if it differs from the stored dtype.
+FILE_DTYPE = "file_dtype"
+
 #: Largest length of a list that is part of an identity; of a longer list, there is a digest.
 MOST_LISTED = 16
 

@@ -23,7 +23,7 @@ from annbatch.utils import CSRContainer
 from zarr import Array, AsyncArray
 
 from annbatch_distributed.core.state import listed
-from annbatch_distributed.core.values import Int64Array, digest
+from annbatch_distributed.core.values import FILE_DTYPE, Int64Array, digest
 
 if TYPE_CHECKING:
     import pandas as pd
@@ -67,6 +67,27 @@ def collection_of(loader: Loader[Any, Any], names: Sequence[pd.Index[Any]] | Non
 def data_in(loader: Loader[Any, Any]) -> list[Any]:
     """Return the datasets of a loader: arrays and sparse matrices, in memory or stored."""
     return loader._train_datasets
+
+
+def file_dtype_of(loader: Loader[Any, Any]) -> np.dtype[Any] | None:
+    """Return the dtype of the files that a collection was made of; None if values are stored in it, or if unknown."""
+    names, dtypes = [], []
+    for cells in data_in(loader):
+        name = getattr(getattr(cells, "group", cells), "attrs", {}).get(FILE_DTYPE)
+        names.append(name)
+        dtypes.append(np.dtype(name or cells.dtype))
+    return np.result_type(*dtypes) if any(names) else None
+
+
+def as_dtype(rows: CSRContainer | npt.NDArray[Any], dtype: np.dtype[Any]) -> CSRContainer | npt.NDArray[Any]:
+    """Return rows of a load request with values of a dtype; a ValueError if an integer dtype doesn't hold them."""
+    values = rows.elems[0] if isinstance(rows, CSRContainer) else rows
+    converted = values.astype(dtype, copy=False)
+    if dtype.kind in "iu" and not np.can_cast(values.dtype, dtype) and len(wrong := values[converted != values]):
+        raise ValueError(f"dtype={str(dtype)!r} must hold all values of X, got {wrong.flat[0]}. Pass a larger dtype.")
+    return (
+        CSRContainer((converted, *rows.elems[1:]), rows.shape, dtype) if isinstance(rows, CSRContainer) else converted
+    )
 
 
 def arrays_in(loader: Loader[Any, Any]) -> Iterator[AsyncArray[Any]]:

@@ -20,7 +20,7 @@ from annbatch import DatasetCollection
 
 from annbatch_distributed.core.masks import AnyMask, resolve_mask
 from annbatch_distributed.core.request import MAX_GAP, Request
-from annbatch_distributed.core.values import integer, plural
+from annbatch_distributed.core.values import FILE_DTYPE, integer, plural
 from annbatch_distributed.loader._annbatch import n_rows_of
 from annbatch_distributed.loader.collection import AnyCollection, as_collection
 from annbatch_distributed.sets import CellSets
@@ -245,14 +245,19 @@ def stored(collection: DatasetCollection) -> tuple[int, float, int]:
         cells: Any = group["X"]
         rows = n_rows_of(cells, cells.path)
         if isinstance(cells, zarr.Array):
-            n_bytes += cells.size * cells.dtype.itemsize
+            n_bytes += cells.size * _loaded_itemsize(cells, cells.dtype)
             chunk = chunk or cells.chunks[0]
         else:
             data, indices = cells["data"], cells["indices"]
             # indices need at least 4 bytes in memory, and may need fewer on disk
-            n_bytes += data.shape[0] * (data.dtype.itemsize + max(4, indices.dtype.itemsize))
+            n_bytes += data.shape[0] * (_loaded_itemsize(cells, data.dtype) + max(4, indices.dtype.itemsize))
             chunk = chunk or max(1, round(data.chunks[0] * rows / max(1, data.shape[0])))
         n_rows += rows
     if not n_rows:
         raise ValueError("The collection must have rows, got none. Add cells with add_adatas.")
     return n_rows, n_bytes / n_rows, chunk
+
+
+def _loaded_itemsize(cells: zarr.Array[Any] | zarr.Group, stored: np.dtype[Any]) -> int:
+    """Return the bytes of a value in memory, which a loader may convert to the dtype of the files."""
+    return max(stored.itemsize, np.dtype(str(cells.attrs.get(FILE_DTYPE, stored))).itemsize)

@@ -34,10 +34,12 @@ from annbatch_distributed.core.values import BOUND, check_arguments, integer
 from annbatch_distributed.loader import zarrs_reader
 from annbatch_distributed.loader._annbatch import (
     arrays_in,
+    as_dtype,
     batches_of,
     check_layout,
     collection_of,
     data_in,
+    file_dtype_of,
     has_room_for_pointers,
     iterated,
     obs_of,
@@ -62,7 +64,7 @@ if TYPE_CHECKING:
 #: Names of arguments of ``DistributedSampler``, of annbatch's ``Loader``, and of a StatefulLoader, for its callers.
 SAMPLER_ARGUMENTS = signature(DistributedSampler).parameters.keys() - {"sampler"}
 _LOADER_ARGUMENTS = {"return_index", "preload_to_gpu", "to"}
-_OWN_ARGUMENTS = {"prefetch", "return_file"}
+_OWN_ARGUMENTS = {"prefetch", "return_file", "dtype"}
 
 
 class StatefulLoader(EpochLoader, Loader[Any, Any]):
@@ -89,13 +91,18 @@ class StatefulLoader(EpochLoader, Loader[Any, Any]):
     return_file
         True to add the key ``"file"`` to each batch: for each cell, the line of its file in :attr:`genes_measured`
         (default False). The collection must have been written by ``annbatch-distributed collect``.
+    dtype
+        Dtype of the values of ``X``, such as ``"float32"``. None yields the dtype of the files that the collection was
+        made of by ``annbatch-distributed collect``, which stores counts in smaller dtypes, and the stored dtype of
+        other collections (default).
     kwargs
         Other arguments of :class:`annbatch.Loader`.
 
     Raises
     ------
     TypeError
-        If ``batch_sampler`` is not a :class:`DistributedSampler`, or ``prefetch`` is not an integer.
+        If ``batch_sampler`` is not a :class:`DistributedSampler`, ``prefetch`` is not an integer, or ``dtype`` is not a
+        dtype of numbers.
     ValueError
         If ``prefetch`` is negative, or above 0 with ``preload_to_gpu=True``, since its threads would use the GPU. If
         ``to`` is not ``"torch"``, ``"jax"`` or None.
@@ -132,6 +139,7 @@ class StatefulLoader(EpochLoader, Loader[Any, Any]):
         batch_sampler: DistributedSampler,
         prefetch: int = 0,
         return_file: bool = False,
+        dtype: npt.DTypeLike | None = None,
         **kwargs: Any,  # noqa: ANN401 annbatch's own
     ) -> None:
         if not isinstance(batch_sampler, DistributedSampler):
@@ -142,7 +150,8 @@ class StatefulLoader(EpochLoader, Loader[Any, Any]):
         check_arguments(type(self).__name__, kwargs, signature(Loader).parameters, _OWN_ARGUMENTS)
         if kwargs.get("to") not in (None, "torch", "jax"):
             raise ValueError(f"to must be 'torch', 'jax', or None for NumPy and SciPy arrays, got {kwargs['to']!r}.")
-        self._options = {"prefetch": prefetch, "return_file": return_file, **kwargs}
+        self._options = {"prefetch": prefetch, "return_file": return_file, "dtype": dtype, **kwargs}
+        self._dtype = None if dtype is None else _number_dtype(dtype)
         self._tells_files = return_file
         self._genes_measured: pd.DataFrame | None = None
         # frameworks may be set up for one thread only, so the thread that takes batches converts them
@@ -159,6 +168,8 @@ class StatefulLoader(EpochLoader, Loader[Any, Any]):
         self._names: dict[int, pd.Index[Any]] = {}
         # the number of datasets, and their identity, since progress bars call len() in each step
         self._identified: tuple[int, dict[str, Any]] = (0, {})
+        # the number of datasets, and the dtype of their files, which is asked for with each load request
+        self._file_dtype: tuple[int, np.dtype[Any] | None] = (0, None)
 
     @classmethod
     def from_collection(
@@ -511,7 +522,13 @@ class StatefulLoader(EpochLoader, Loader[Any, Any]):
         zarrs_reader.check_zarrs_answers(lambda: any(map(zarrs_reader.is_by_zarrs, arrays_in(self))))
         # None if zarrs can't read these datasets
         rows = zarrs_reader.read(self, dataset_index_to_rows)
-        return super()._index_datasets(dataset_index_to_rows) if rows is None else _returning(rows)
+        if self._file_dtype[0] != (n_datasets := len(data_in(self))):
+            self._file_dtype = n_datasets, file_dtype_of(self)
+        dtype = self._dtype or self._file_dtype[1]
+        if rows is None:
+            read = super()._index_datasets(dataset_index_to_rows)
+            return read if dtype is None else _converted(read, dtype)
+        return _returning(rows if dtype is None else as_dtype(rows, dtype))
 
     def _allocate_out(self, dataset_index_to_rows: Any) -> CSRContainer | npt.NDArray[Any]:  # noqa: ANN401 annbatch's own
         return has_room_for_pointers(super()._allocate_out(dataset_index_to_rows))
@@ -640,6 +657,24 @@ def _warn_of_zarrs(collection: DatasetCollection) -> None:
                 stacklevel=3,
             )
             return
+
+
+def _number_dtype(dtype: npt.DTypeLike) -> np.dtype[Any]:
+    """Return a dtype of numbers, by its name or as a type; a TypeError for others."""
+    try:
+        result = np.dtype(dtype)
+    except TypeError as error:
+        raise TypeError(f"dtype must be the name of a dtype of NumPy, got {dtype!r}. Pass 'float32'.") from error
+    if result.kind not in "iuf":
+        raise TypeError(f"dtype must be of integers or floats, got {dtype!r}. Pass 'float32'.")
+    return result
+
+
+async def _converted(
+    read: Coroutine[Any, Any, CSRContainer | npt.NDArray[Any]], dtype: np.dtype[Any]
+) -> CSRContainer | npt.NDArray[Any]:
+    """Return what annbatch reads, in a dtype."""
+    return as_dtype(await read, dtype)
 
 
 async def _returning[Value](value: Value) -> Value:
