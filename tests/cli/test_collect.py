@@ -251,7 +251,7 @@ def test_collect_error_is_one_line_and_leaves_nothing(tmp_path: Path, capsys: py
     assert len(both.splitlines()) == 2
     # before a file is read as a whole
     told = said(capsys, "collect", rows, "--layer", "counts", "--out", out, code=2)
-    assert told == f"annbatch-distributed: {rows}: has no counts, but X, layer raw. Name one of these with --layer"
+    assert told == f"annbatch-distributed: {rows}: has no counts, but layer raw, X. Name one of these with --layer"
     (tmp_path / "again.h5ad").write_bytes(rows.read_bytes())
     again = said(capsys, "collect", rows, tmp_path / "again.h5ad", "--out", out, code=2)
     assert "30 cell names repeated" in again
@@ -271,12 +271,14 @@ def test_python_has_the_problems_and_lines_of_the_command(tmp_path: Path, capsys
     lines = list[str]()
     out = tmp_path / "cells.zarr"
     collect(of_obs(tmp_path, "one", kind=["B", "nan"] * (N // 2)), out, na_values=["x"], tell=lines.append)
+    stored = "stored as int16, which loaders of this package yield as float32, and annbatch's Loader as stored"
+    stored += " (dtype float32 stores that)"
     assert lines[1:] == [
         "genes: 3 in all files, 3 in any file; using the genes of any file",
         "kind: 2 values (B, nan), none missing",
         "WARNING: labels that may stand for missing ones: kind nan. If they do, pass na_values nan",
         "na_values: no cell has 'x'",
-        f"{out}: 30 cells of 1 file, 3 genes",
+        f"{out}: 30 cells of 1 file, 3 genes, 0.1 MB; {stored}",
     ]
     assert not capsys.readouterr().out
 

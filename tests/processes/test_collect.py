@@ -4,11 +4,13 @@ from __future__ import annotations
 
 import subprocess
 import sys
+import time
 from typing import TYPE_CHECKING
 
 import anndata as ad
 import numpy as np
 import pandas as pd
+import psutil
 import pytest
 import scipy.sparse as sp
 from dask.distributed import LocalCluster
@@ -58,3 +60,32 @@ def test_workers_of_a_cluster_write_the_same_collection(tmp_path: Path) -> None:
     pd.testing.assert_frame_equal(read, expected)
     with pytest.raises(Problems, match="jobs: can't be combined with scheduler"):
         collect(files, tmp_path / "three.zarr", scheduler="tcp://127.0.0.1:1", jobs=2, tell=quiet)
+
+
+ORPHANS = """
+import os, time
+from annbatch_distributed.collect.jobs import executor_of
+if __name__ == "__main__":
+    with executor_of(2, None) as executor:
+        pids = [executor.submit(os.getpid) for _ in range(2)]
+        print(*{pid.result() for pid in pids}, flush=True)
+        time.sleep(600)
+"""
+
+
+def test_processes_end_with_a_killed_parent(tmp_path: Path) -> None:
+    """No process stays if the one that runs collect is killed."""
+    script = tmp_path / "script.py"
+    script.write_text(ORPHANS)
+    parent = subprocess.Popen([sys.executable, str(script)], stdout=subprocess.PIPE, text=True)
+    assert parent.stdout is not None
+    pids = [*map(int, parent.stdout.readline().split())]
+    assert pids
+    parent.kill()
+    parent.wait(timeout=60)
+    for pid in pids:
+        for _ in range(300):
+            if not psutil.pid_exists(pid):
+                break
+            time.sleep(0.1)
+        assert not psutil.pid_exists(pid)

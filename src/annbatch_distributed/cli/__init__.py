@@ -165,6 +165,11 @@ def _add_collect(parser: _Parser) -> None:
     groups = "Columns of labels by which to sort the cells of each dataset, for samplers of classes and sets"
     add("--group-by", nargs="+", action="extend", metavar="COLUMN", help=groups)
     add("--seed", type=_NATURAL, default=0, metavar="N", help="Seed of the order of the cells (default: 0)")
+    add = parser.add_argument_group("storage").add_argument
+    dtype = "Dtype of the stored values (default: for counts, the smallest of uint8, int16 and int32 that holds them)"
+    add("--dtype", choices=["uint8", "int16", "int32", "int64", "float32", "float64"], help=dtype)
+    compression = "Compression: zstd needs less disk space, none is read fastest (default: lz4)"
+    add("--compression", choices=["lz4", "zstd", "none"], default="lz4", help=compression)
     add = parser.add_argument_group("resources").add_argument
     memory = "Memory limit, such as 20GB, without names and labels of cells (default: 4GB)"
     add("--memory", type=_size, default="4GB", metavar="SIZE", help=memory)

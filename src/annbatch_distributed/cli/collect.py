@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sys
 import warnings
 from argparse import Namespace
 from functools import partial
@@ -17,7 +18,7 @@ from annbatch_distributed.collect.writing import write_collection
 def _kept(out: Path) -> list[str]:
     """Return a line about the parts that a later run may use, if there are any."""
     folder = Path(f"{out}.parts")
-    return [f"the next run continues with the parts in {folder}; remove it if there is none"] if folder.exists() else []
+    return [f"the next run continues with the parts in {folder}; or remove it"] if folder.exists() else []
 
 
 def run(options: Namespace) -> int:
@@ -36,17 +37,22 @@ def run(options: Namespace) -> int:
                     labels=spellings_of(options.labels),
                     na_values=options.na_values,
                     make_unique=options.make_unique,
-                    group_by=options.group_by,
+                    group_by=options.group_by and [*dict.fromkeys(options.group_by)],
                     join=options.join,
                 ),
                 layer=options.layer or ("X",),
                 memory=options.memory,
                 jobs=options.jobs,
                 scheduler=options.scheduler,
+                dtype=options.dtype,
+                compression=options.compression,
                 seed=options.seed,
                 restart=options.restart,
                 tell=partial(print, flush=True),
             )
+    except KeyboardInterrupt:
+        print(*_kept(out), file=sys.stderr)
+        raise
     except Problems as problems:
         raise CommandError(*problems.args, *_kept(out)) from problems
     except OSError as error:  # a full disk, for one

@@ -10,10 +10,11 @@ from typing import TYPE_CHECKING, Literal
 import pandas as pd
 
 from annbatch_distributed.collect.contents import Options
+from annbatch_distributed.collect.datasets import COMPRESSORS, DTYPES
 from annbatch_distributed.collect.entries import AnyPath
 from annbatch_distributed.collect.problems import Problems, in_arguments
 from annbatch_distributed.collect.writing import write_collection
-from annbatch_distributed.core.values import few
+from annbatch_distributed.core.values import few, integer
 
 if TYPE_CHECKING:
     from annbatch import DatasetCollection
@@ -34,6 +35,8 @@ def collect(
     memory: str = "4GB",
     jobs: int | None = None,
     scheduler: str | None = None,
+    dtype: str | None = None,
+    compression: Literal["lz4", "zstd", "none"] = "lz4",
     seed: int = 0,
     restart: bool = False,
     tell: Callable[[str], object] = print,
@@ -79,6 +82,12 @@ def collect(
     scheduler
         Address of a running ``dask.distributed`` scheduler, whose workers replace processes of this machine. They must
         see the same folders, under the same paths. It needs the extra ``cluster``.
+    dtype
+        Dtype of the stored values, such as ``"float32"``. None stores counts in the smallest of uint8, int16 and int32
+        that holds all of them, and other values in the dtype of the files (default). Loaders of this package yield
+        values in the dtype of the files all the same; annbatch's own ``Loader`` yields what is stored.
+    compression
+        ``"lz4"`` (default), ``"zstd"``, which needs less disk space and more time, or ``"none"``.
     seed
         Seed of the order of the cells (default 0).
     restart
@@ -120,23 +129,33 @@ def collect(
     from annbatch import DatasetCollection  # not above, since processes that read files import this module
 
     out = Path(out)
+    for name, value, known in (
+        ("join", join, (None, "outer", "inner")),
+        ("dtype", dtype, (None, *DTYPES)),
+        ("compression", compression, (*COMPRESSORS,)),
+    ):
+        if value not in known:
+            raise Problems(f"{name} must be one of {', '.join(map(repr, known))}, got {value!r}")
+    jobs = None if jobs is None else integer("jobs", jobs, least=1)
     try:
         write_collection(
             [files] if isinstance(files, str | PathLike) else [*files],
             out,
             options=Options(
-                obs=obs,
+                obs=_listed(obs),
                 rename=rename or {},
                 labels=spellings_of(labels),
-                na_values=na_values,
+                na_values=_listed(na_values) or [],
                 make_unique=make_unique,
-                group_by=group_by,
+                group_by=_listed(group_by),
                 join=join,
             ),
-            layer=(layer,) if isinstance(layer, str) else layer,
+            layer=_listed(layer) or ["X"],
             memory=memory,
             jobs=jobs,
             scheduler=scheduler,
+            dtype=dtype,
+            compression=compression,
             seed=seed,
             restart=restart,
             tell=lambda line: tell(in_arguments(line)),
@@ -146,6 +165,11 @@ def collect(
     return DatasetCollection(out, mode="r")
 
 
+def _listed(names: str | Sequence[str] | None) -> list[str] | None:
+    """Return names, or a single one, as a list without repeats."""
+    return None if names is None else [*dict.fromkeys([names] if isinstance(names, str) else names)]
+
+
 def spellings_of(labels: AnyPath | pd.DataFrame | None) -> dict[str, dict[str, str | None]]:
     """Return the labels of each column that are replaced, and by which; an empty one stands for a missing value."""
     if labels is None:
@@ -153,7 +177,7 @@ def spellings_of(labels: AnyPath | pd.DataFrame | None) -> dict[str, dict[str, s
     try:
         table = labels if isinstance(labels, pd.DataFrame) else pd.read_csv(labels, dtype=str, keep_default_na=False)
         pairs = [
-            (str(column), str(old), str(new) or None)
+            (str(column), str(old), None if pd.isna(new) else str(new) or None)
             for column, old, new in zip(table["column"], table["from"], table["to"], strict=True)
         ]
     except KeyError as error:

@@ -8,10 +8,9 @@ from contextlib import contextmanager
 from itertools import chain
 from typing import Any, NamedTuple
 
-import anndata as ad
 import pandas as pd
 
-from annbatch_distributed.collect.entries import Entry, short_names
+from annbatch_distributed.collect.entries import Entry, short_names, unique
 from annbatch_distributed.collect.files import File, inspected
 from annbatch_distributed.collect.genes import choose_genes, numbered
 from annbatch_distributed.collect.labels import Spellings, check_groups, replace_labels, unite
@@ -72,11 +71,13 @@ def inspect(entries: Sequence[Entry], options: Options) -> Contents:
         lines += [*about_columns, *_unused({*chain(*replaced)}, options)]
     if problems:
         raise Problems(*problems)
+    of_sheet = Counter(chain.from_iterable(file.replaced for file in files))
+    lines += [f"{name}: from the sample sheet, not from obs, in {plural(n, 'file')}" for name, n in of_sheet.items()]
     if others := Counter(chain.from_iterable(file.others for file in files)):
         texts = (f"{name} ({plural(n_files, 'file')})" for name, n_files in sorted(others.items()))
         lines.append(f"not collected: {', '.join(texts)}")
     if options.make_unique:
-        _rename_cells(tables, short_names(entries))
+        _renamed(tables, short_names(entries))
     return Contents(files, tables, genes, kept_genes, lines)
 
 
@@ -94,9 +95,9 @@ def _problems_of(files: Sequence[File], options: Options) -> Iterator[str]:
     for option, columns in (
         ("--obs", options.obs or ()),
         ("--labels", () if options.obs else options.labels),
-        ("--rename", [old for old, new in options.rename.items() if new not in known]),
+        ("--rename", [old for old in options.rename if not any(old in file.renamed for file in files)]),
     ):
-        if missing := [name for name in columns if name not in known]:
+        if missing := [name for name in columns if name not in known or option == "--rename"]:
             yield f"{option}: no file has columns {', '.join(missing)}. They have {few(sorted(known), 20)}"
     if not sum(len(file.obs) for file in files):
         yield "the files have no cells"
@@ -135,8 +136,10 @@ def _unused(replaced: set[tuple[str, str]], options: Options) -> Iterator[str]:
         yield from (f"--labels: no cell has {old!r} in {column}" for old in spellings if (column, old) not in replaced)
 
 
-def _rename_cells(tables: Sequence[pd.DataFrame], names: Sequence[str]) -> None:
-    for table, name in zip(tables, names, strict=True):
-        cells = ad.AnnData(obs=pd.DataFrame(index=[f"{name}-{cell}" for cell in table.index]))
-        cells.obs_names_make_unique()
-        table.index = cells.obs_names
+def _renamed(tables: Sequence[pd.DataFrame], names: Sequence[str]) -> None:
+    """Rename the cells of all files to ``FILE-NAME``, in place, and number names that still repeat."""
+    of_files = [f"{name}-{cell}" for table, name in zip(tables, names, strict=True) for cell in table.index]
+    renamed, first = unique(pd.Index(of_files, dtype=object)), 0
+    for table in tables:
+        table.index = renamed[first : first + len(table)]
+        first += len(table)

@@ -18,13 +18,37 @@ import numpy.typing as npt
 import pandas as pd
 import scipy.sparse as sp
 import zarr
+from zarr.abc.codec import BytesBytesCodec
+from zarr.codecs import BloscCodec
 
-from annbatch_distributed.core.values import Int64Array
+from annbatch_distributed.core.values import FILE_DTYPE, Int64Array
 
 #: Peak memory of writing a dataset, in sizes of its values.
 PEAK = 3
 #: Number of consecutive cells that stay in one dataset, as of annbatch.
 SLICE = 1_000
+#: Number of cells of a chunk. Runs of 64 cells of a sparse matrix then decode 1.25 times the values that they use, and
+#: not 1.97 times as with annbatch's 64.
+_CHUNK = 16
+#: Names of dtypes that a user may choose.
+DTYPES = "uint8", "int16", "int32", "int64", "float32", "float64"
+#: Names of compressions, and the codecs of each.
+COMPRESSORS: dict[str, tuple[BytesBytesCodec, ...]] = {
+    "lz4": (BloscCodec(cname="lz4", clevel=3, shuffle="shuffle"),),
+    "zstd": (BloscCodec(cname="zstd", clevel=3, shuffle="shuffle"),),
+    "none": (),
+}
+
+
+class Storage(NamedTuple):
+    """Form in which values are stored."""
+
+    dtype: np.dtype[Any]
+    """Dtype of the stored values."""
+    file_dtype: np.dtype[Any]
+    """Dtype of the files' values, in which loaders of this package yield them."""
+    compression: str
+    """Compression of the chunks: a key of ``COMPRESSORS``."""
 
 
 class Piece(NamedTuple):
@@ -56,7 +80,7 @@ class Dataset(NamedTuple):
     measured: npt.NDArray[np.bool_]
     """True for genes that a file has; of shape ``(n_genes, n_files)``."""
     files: list[str]
-    dtype: np.dtype[Any]
+    storage: Storage
 
 
 def slices_of(n_cells: int, n_rows: int, rng: np.random.Generator) -> list[list[tuple[int, int]]]:
@@ -90,7 +114,7 @@ def write_dataset(dataset: Dataset) -> None:
     in_order = np.empty_like(lengths)
     in_order[dataset.places] = lengths
     bounds = np.append(0, np.cumsum(in_order))
-    data = np.empty(bounds[-1], dataset.dtype)
+    data = np.empty(bounds[-1], dataset.storage.dtype)
     indices = np.empty(bounds[-1], np.int32)
     first = 0
     for piece in pieces:
@@ -109,9 +133,17 @@ def write_dataset(dataset: Dataset) -> None:
     group = zarr.open_group(dataset.path / f"dataset_{dataset.number}", mode="w")
     with ad.settings.override(remove_unused_categories=False):
         # a shard is encoded in memory
-        write_sharded(group, cells, n_obs_per_chunk=min(64, n_cells), shard_size=max(64, n_cells // 16))
+        write_sharded(
+            group,
+            cells,
+            n_obs_per_chunk=min(_CHUNK, n_cells),
+            shard_size=max(_CHUNK, n_cells // 16),
+            compressors=COMPRESSORS[dataset.storage.compression],
+        )
     group = zarr.open_group(group.store, mode="r+", use_consolidated=False)
     group["varm/measured"].attrs["files"] = dataset.files
+    if dataset.storage.file_dtype != dataset.storage.dtype:
+        group["X"].attrs[FILE_DTYPE] = str(dataset.storage.file_dtype)
     zarr.consolidate_metadata(group.store)
 
 

@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
+import warnings
 from collections import Counter
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 from os import PathLike
 from pathlib import Path
+from typing import Any
 
 import pandas as pd
+from anndata.utils import make_index_unique
 
 from annbatch_distributed.collect.problems import Problems
 from annbatch_distributed.core.values import few
@@ -39,6 +42,8 @@ class Entry:
 def entries_of(files: Sequence[AnyPath], places: Sequence[str]) -> list[Entry]:
     """Return the entries of paths, or of the lines of a single sample sheet; raises Problems if some can't be."""
     paths = list(map(str, files))
+    if not paths:
+        raise Problems("files must have at least one file, got none")
     sheets = [path for path in paths if path.endswith(_SHEETS)]
     if sheets and len(paths) > 1:
         raise Problems(f"{sheets[0]}: a sample sheet must be the only file, got {len(paths)} files")
@@ -62,18 +67,31 @@ def short_names(entries: Sequence[Entry]) -> list[str]:
     return ["-".join(part for part in path if part not in common) or path[-1] for path in parts]
 
 
+def unique(names: pd.Index[Any]) -> pd.Index[Any]:
+    """Return names, of which repeated ones are numbered, as anndata does.
+
+    >>> unique(pd.Index(["a", "b", "a"])).tolist()
+    ['a', 'b', 'a-1']
+    """
+    with warnings.catch_warnings(action="ignore"):  # of names that end in a number
+        return make_index_unique(names) if names.has_duplicates else names
+
+
 def _entry(text: str, places: Sequence[str], labels: dict[str, str] | None = None) -> Entry:
-    # file.h5mu#rna, but a # may be part of the name of other files
+    # file.h5mu#rna; a # may be part of the name of other files
     path, mark, modality = text.rpartition("#")
-    is_named = bool(mark) and path.endswith(".h5mu")
+    is_named = bool(mark) and path.endswith((".h5mu", ".zarr"))
     return Entry(Path(path if is_named else text), modality if is_named else None, tuple(places), labels or {})
 
 
 def _of_sheet(sheet: Path, places: Sequence[str]) -> list[Entry]:
+    separator = "\t" if sheet.suffix == ".tsv" else ","
+    options = {"dtype": str, "keep_default_na": False, "skipinitialspace": True, "encoding": "utf-8-sig"}
     try:
-        table = pd.read_csv(sheet, sep="\t" if sheet.suffix == ".tsv" else ",", dtype=str, keep_default_na=False)
+        lines = pd.read_csv(sheet, sep=separator, header=None, index_col=False, **options)
     except (OSError, ValueError) as error:  # ValueError is the base of pandas' errors
         raise Problems(f"{sheet}: can't be read as a sample sheet: {error}") from error
+    table = lines[1:].set_axis([name.strip() for name in lines.iloc[0]], axis="columns").reset_index(drop=True)
     if problems := [*_problems_of(sheet, table)]:
         raise Problems(*problems)
     labels = table.drop(columns=["path", "counts"], errors="ignore")
@@ -90,6 +108,8 @@ def _of_sheet(sheet: Path, places: Sequence[str]) -> list[Entry]:
 def _problems_of(sheet: Path, table: pd.DataFrame) -> Iterator[str]:
     if "path" not in table:
         yield f"{sheet}: a sample sheet must have a column path, got {few([*table], 10)}"
+    elif table.columns.has_duplicates:
+        yield f"{sheet}: the columns of a sample sheet must be different, got {few([*table], 10)}"
     elif not len(table):
         yield f"{sheet}: a sample sheet must have a line for each file, got none"
     elif (table["path"] == "").any():

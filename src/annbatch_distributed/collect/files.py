@@ -18,7 +18,7 @@ import zarr
 
 from annbatch_distributed.collect.entries import Entry
 from annbatch_distributed.collect.problems import Problems
-from annbatch_distributed.collect.values import Kind, kind_of, sampled, shape_of
+from annbatch_distributed.collect.values import Kind, is_sparse, kind_of, sampled, shape_of
 from annbatch_distributed.core.values import few
 
 #: A group of h5py or zarr, or an array of one.
@@ -29,6 +29,10 @@ _RESERVED = {
     "_index": "which anndata uses for obs_names",
     "src_path": "which a collection uses for the file of each cell",
 }
+#: Dtypes of values for those that SciPy or PyTorch has no sparse matrices of.
+_IN_PLACE_OF = {"float16": "float32", "bool": "uint8"}
+#: Names that zarr can't store.
+_NO_KEYS = "", ".", "..", "zarr.json"
 
 
 class File(NamedTuple):
@@ -41,11 +45,15 @@ class File(NamedTuple):
     """Columns of ``obs`` that are kept."""
     genes: pd.Index[Any]
     dtype: np.dtype[Any]
-    """Dtype of its values; float32 if it is float16, which SciPy has no sparse matrices of."""
+    """Dtype of its values; float32 for float16, which SciPy has no sparse matrices of, and uint8 for booleans."""
     kind: Kind | None
     """Kind of its values, as far as some of them tell; None if these are all 0."""
     columns: list[str]
     """Names of all columns of ``obs``, after they were renamed."""
+    renamed: list[str]
+    """Earlier names of the columns that were renamed."""
+    replaced: list[str]
+    """Columns of ``obs`` that the sample sheet replaces."""
     others: list[str]
     """Parts that are not collected, such as layers and ``obsm``."""
 
@@ -54,12 +62,15 @@ class File(NamedTuple):
 def opened(entry: Entry) -> Iterator[Node]:
     """Open a file, or a modality of it, as a group; raises Problems if it can't be read."""
     path = entry.path
-    if not path.exists():
-        raise Problems(f"{entry}: no such file")
+    is_gzip = False
     try:
-        whole: Node = zarr.open_group(path, mode="r") if path.is_dir() else h5py.File(path, "r")
-    except Exception as error:  # zarr and h5py raise many types for damaged data
+        if not path.exists():
+            raise Problems(f"{entry}: no such file")
         is_gzip = not path.is_dir() and path.open("rb").read(2) == b"\x1f\x8b"
+        whole: Node = zarr.open_group(path, mode="r") if path.is_dir() else h5py.File(path, "r")
+    except Problems:
+        raise
+    except Exception as error:  # zarr and h5py raise many types for damaged data
         hint = f". It is compressed as a whole: run gunzip {shlex.quote(str(path))}" if is_gzip else ""
         raise Problems(f"{entry}: can't be read as h5ad: {type(error).__name__}: {error}{hint}") from error
     try:
@@ -97,9 +108,10 @@ def inspected(entry: Entry, *, columns: Sequence[str] | None, rename: Mapping[st
 def _inspected(entry: Entry, group: Node, columns: Sequence[str] | None, rename: Mapping[str, str]) -> File:
     layers = [*group.get("layers", ())]
     places = {
+        **{name: f"layer {name}" for name in layers},
+        # after the layers, one of which may have the same name
         **({"X": "X"} if _has(group, "X") else {}),
         **({"raw": "raw"} if _has(group, "raw") or "raw.X" in group else {}),
-        **{name: f"layer {name}" for name in layers},
     }
     place = next((places[name] for name in entry.places if name in places), None)
     problems = list[str]()
@@ -110,11 +122,11 @@ def _inspected(entry: Entry, group: Node, columns: Sequence[str] | None, rename:
     own_names = _columns_of(tables["obs"])
     renamed = [rename.get(name, name) for name in own_names]
     kept = [name for name in dict.fromkeys([*renamed, *entry.labels]) if columns is None or name in columns]
-    for name in dict.fromkeys(kept):
+    for name in kept:
         if renamed.count(name) > 1:
             problems.append(f"{entry}: obs has two columns {name} after --rename. Leave one out")
-        if "/" in name or name in _RESERVED:
-            why = _RESERVED.get(name, "whose / zarr takes for a folder")
+        if "/" in name or name in _RESERVED or name in _NO_KEYS:
+            why = _RESERVED.get(name, "which zarr can't store")
             problems.append(
                 f"{entry}: obs must not have a column {name}, {why}. Rename it, as in --rename "
                 f"{shlex.quote(name)}=NEW, or choose columns with --obs"
@@ -131,6 +143,8 @@ def _inspected(entry: Entry, group: Node, columns: Sequence[str] | None, rename:
             obs[name] = _column(entry, tables["obs"], own_names[renamed.index(name)])
     genes = _names_of(tables["raw" if place == "raw" else "var"])
     values = values_at(group, place)
+    if is_sparse(values) and not {"data", "indices", "indptr"} <= {*values}:
+        raise Problems(f"{entry}: {place} must have data, indices and indptr, got {_all([*values])}")
     if shape_of(values) != (len(cells), len(genes)):
         raise Problems(
             f"{entry}: {place} must have {len(cells):,} cells and {len(genes):,} genes, as its obs and var, got "
@@ -145,9 +159,11 @@ def _inspected(entry: Entry, group: Node, columns: Sequence[str] | None, rename:
         place=place,
         obs=obs,
         genes=genes,
-        dtype=np.dtype(np.float32) if some.dtype == np.float16 else some.dtype,
+        dtype=np.dtype(_IN_PLACE_OF.get(str(some.dtype), some.dtype)),
         kind=kind_of(some),
         columns=[*dict.fromkeys([*renamed, *entry.labels])],
+        renamed=[name for name in own_names if name in rename],
+        replaced=[name for name in entry.labels if name in renamed and name in kept],
         others=[part for part in others if part != place],
     )
 
@@ -171,8 +187,11 @@ def _tables(entry: Entry, group: Node) -> dict[str, Any]:
         tables = {"obs": cells.obs, "var": cells.var, **({} if cells.raw is None else {"raw": cells.raw.var})}
         cells.file.close()
         return tables
+    obs = group["obs"]
+    if obs.attrs["encoding-version"] == "0.1.0":  # of anndata 0.7, whose categories are not with their columns
+        obs = ad.io.read_elem(obs)
     raw = {"raw": group["raw/var"]} if _has(group, "raw") else {}
-    return {"obs": group["obs"], "var": group["var"], **raw}
+    return {"obs": obs, "var": group["var"], **raw}
 
 
 def _columns_of(table: Any) -> list[str]:  # noqa: ANN401 a group or a DataFrame
@@ -180,17 +199,14 @@ def _columns_of(table: Any) -> list[str]:  # noqa: ANN401 a group or a DataFrame
 
 
 def _names_of(table: Any) -> pd.Index[Any]:  # noqa: ANN401 a group or a DataFrame
-    names = table.index if isinstance(table, pd.DataFrame) else ad.io.read_elem(table[table.attrs["_index"]])
-    return pd.Index(np.asarray(names).astype(str).astype(object))
+    names: Any = table.index if isinstance(table, pd.DataFrame) else ad.io.read_elem(table[table.attrs["_index"]])
+    return pd.Index([str(name) for name in names], dtype=object)
 
 
 def _column(entry: Entry, table: Any, name: str) -> Any:  # noqa: ANN401 a group or a DataFrame
     try:
         if isinstance(table, pd.DataFrame):
             return table[name].array
-        if table.attrs["encoding-version"] == "0.1.0":  # of anndata 0.7, whose categories are not with the column
-            frame: Any = ad.io.read_elem(table)
-            return frame[name].array
         return ad.io.read_elem(table[name])
     except Exception as error:  # anndata raises many types for unknown encodings
         raise Problems(

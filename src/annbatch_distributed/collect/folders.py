@@ -40,8 +40,10 @@ def folder_of_parts(out: Path, *, restart: bool) -> Iterator[Path]:
         if fcntl is not None:
             try:
                 fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)  # until this process ends
-            except OSError as error:
+            except BlockingIOError as error:
                 raise Problems(f"--out {out}: another collect is writing it") from error
+            except OSError:  # some shared file systems have no locks, so that two runs at once aren't noticed
+                pass
         if restart:
             remove(*(path for path in folder.iterdir() if path.name != "lock"))
         try:

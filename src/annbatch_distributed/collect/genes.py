@@ -6,9 +6,9 @@ from collections.abc import Sequence
 from itertools import chain
 from typing import Any
 
-import anndata as ad
 import pandas as pd
 
+from annbatch_distributed.collect.entries import unique
 from annbatch_distributed.collect.files import File
 from annbatch_distributed.collect.problems import Problems
 from annbatch_distributed.core.values import few, plural
@@ -25,9 +25,7 @@ def numbered(files: Sequence[File]) -> tuple[list[pd.Index[Any]], list[str]]:
                 f"WARNING: {file.entry}: {plural(len(repeated), 'gene name')} repeated ({few(repeated, 3)}), and are "
                 f"numbered, such as {repeated[0]} and {repeated[0]}-1"
             )
-        cells = ad.AnnData(var=pd.DataFrame(index=file.genes))
-        cells.var_names_make_unique()
-        genes.append(cells.var_names)
+        genes.append(unique(file.genes))
     return genes, lines
 
 
@@ -41,8 +39,10 @@ def choose_genes(
     genes = [set(own) for own in genes_of]
     common, union = set.intersection(*genes), set.union(*genes)
     if not common and join != "outer":
+        if len(genes) == 1:
+            raise Problems(f"{files[0].entry}: has no genes. Leave it out")
         # a file that shares the fewest genes with the first file
-        other = min(range(len(genes)), key=lambda number: len(genes[0] & genes[number]))
+        other = min(range(1, len(genes)), key=lambda number: len(genes[0] & genes[number]))
         first, second = (f"{files[at].entry} has {few([*genes_of[at]], 3) or 'none'}" for at in (0, other))
         raise Problems(
             f"no gene is in all files: {first}, and {second}. Use the same kind of gene names in all files; or pass "

@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import os
+import signal
+import threading
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import Executor, ProcessPoolExecutor, as_completed
 from concurrent.futures.process import BrokenProcessPool
 from contextlib import contextmanager
-from multiprocessing import get_context
+from multiprocessing import get_context, parent_process
 
 from annbatch_distributed.collect.problems import Problems
 
@@ -24,8 +26,21 @@ def executor_of(jobs: int, scheduler: str | None) -> Iterator[Executor | None]:
         yield None
     else:
         # a fork would copy locks that threads of this process hold
-        with ProcessPoolExecutor(jobs, get_context("spawn")) as processes:
+        with ProcessPoolExecutor(jobs, get_context("spawn"), _begin) as processes:
             yield processes
+
+
+def _begin() -> None:
+    """Prepare a process: Ctrl-C is for the parent, and the process ends with the parent."""
+    signal.signal(signal.SIGINT, signal.SIG_IGN)
+    threading.Thread(target=_end_with_parent, daemon=True).start()
+
+
+def _end_with_parent() -> None:
+    parent = parent_process()
+    assert parent is not None
+    parent.join()
+    os._exit(1)
 
 
 def run_each[Task, Result](

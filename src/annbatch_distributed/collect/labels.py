@@ -103,7 +103,7 @@ def _united(parts: Sequence[pd.Series[Any] | None], lengths: Sequence[int]) -> t
     is_whole = all(
         part.notna().all() if part is not None else not length for part, length in zip(parts, lengths, strict=True)
     )
-    if all(_has_numbers(column) for column in columns):
+    if all(_has_numbers(column) for column in columns or [part for part in parts if part is not None]):
         dtype: Any = _dtype_of_numbers(columns, is_whole=is_whole)
         return [
             pd.Series(np.nan, range(length)).astype(dtype).array
@@ -143,7 +143,8 @@ def _dtype_of_numbers(columns: Sequence[pd.Series[Any]], *, is_whole: bool) -> A
     if not integers or (is_whole and common.kind in "iu"):
         return common
     least, most = min(int(column.min()) for column in integers), max(int(column.max()) for column in integers)
-    if least >= -_MOST_EXACT and most <= _MOST_EXACT:
+    has_floats = len(integers) < len(columns)
+    if (has_floats or not is_whole) and least >= -_MOST_EXACT and most <= _MOST_EXACT:
         return np.dtype(np.float64)  # with NaN, as pandas does
     floats = [column.dropna() for column, dtype in zip(columns, dtypes, strict=True) if dtype.kind == "f"]
     if not all((column % 1 == 0).all() and (abs(column) <= _MOST_EXACT).all() for column in floats):
@@ -160,7 +161,7 @@ def _dtype_of_numbers(columns: Sequence[pd.Series[Any]], *, is_whole: bool) -> A
 def _as_labels(column: pd.Series[Any]) -> pd.Categorical:
     """Return a column as labels, with the categories that it has, or else in ascending order."""
     own = pd.Categorical(column) if not pd.api.types.is_object_dtype(column.dtype) else _of_objects(column)
-    return own.rename_categories([_label(value) for value in own.categories])
+    return own.rename_categories([_label(value) for value in own.categories.to_numpy()])
 
 
 def _of_objects(column: pd.Series[Any]) -> pd.Categorical:

@@ -104,9 +104,9 @@ def _statistics_of(part: Part) -> Statistics | None:
         attributes = dict(zarr.open_group(part.path, mode="r").attrs)
     except FileNotFoundError:
         return None
-    kind, *others = attributes["statistics"]  # type: ignore[misc]  # a list of JSON
-    if attributes["key"] != part.key:
+    if attributes.get("key") != part.key:
         return None
+    kind, *others = attributes["statistics"]  # type: ignore[misc]  # a list of JSON
     return Statistics(None if kind is None else Kind(kind), *others)  # type: ignore[arg-type]  # as above
 
 
@@ -123,7 +123,7 @@ def _written(part: Part) -> Statistics | Problems:
     data = block.data
     statistics = Statistics(
         kind_of(data),
-        min(float(np.nanmax(data, initial=0)), sys.float_info.max),  # JSON has no infinity
+        min(np.nanmax(data, initial=0).item(), sys.float_info.max),  # JSON has no infinity
         len(data),
         int(np.isnan(data).sum()) if data.dtype.kind == "f" else 0,
         int((data < 0).sum()),

@@ -106,6 +106,9 @@ def read_block(values: Node, start: int, stop: int) -> sp.csr_matrix:
         dense = np.asarray(values[start:stop])
         # SciPy has no sparse matrices of float16
         return sp.csr_matrix(dense.astype(np.float32) if dense.dtype == np.float16 else dense)
+    n_values = int(values["data"].shape[0])
+    if (last := int(values["indptr"][-1])) != n_values:
+        raise ValueError(f"indptr must end with the number of values, {n_values:,}, got {last:,}")
     if is_csc(values):
         block = _rows_of_columns(values, start, stop)
     else:
@@ -128,6 +131,8 @@ def _rows_of_columns(values: Node, start: int, stop: int) -> sp.csr_matrix:
 def _pieces(values: Node, bounds: npt.NDArray[np.int64], start: int, stop: int) -> Iterator[tuple[Any, Any, Any]]:
     for first in range(0, max(1, int(bounds[-1])), _N_ENTRIES):
         rows = np.asarray(values["indices"][first : first + _N_ENTRIES])
+        if len(rows) and not 0 <= int(rows.min()) <= int(rows.max()) < shape_of(values)[0]:
+            raise ValueError(f"indices must be in [0, {shape_of(values)[0]:,}), got {rows.min()} to {rows.max()}")
         own = np.flatnonzero((rows >= start) & (rows < stop))
         # columns of 3 1 2 entries have the bounds 0 3 4 6: entries 2 3 4 are of columns 0 1 2
         columns = (np.searchsorted(bounds, first + own, side="right") - 1).astype(np.int32)

@@ -6,7 +6,6 @@ from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import Executor
 from itertools import chain
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 import pandas as pd
@@ -15,18 +14,29 @@ from dask.utils import parse_bytes
 from tqdm.auto import tqdm
 
 from annbatch_distributed.collect.contents import Contents, Options, check_kinds, inspect
-from annbatch_distributed.collect.datasets import PEAK, SLICE, Dataset, Piece, order_of, slices_of, write_dataset
+from annbatch_distributed.collect.datasets import (
+    PEAK,
+    SLICE,
+    Dataset,
+    Piece,
+    Storage,
+    order_of,
+    slices_of,
+    write_dataset,
+)
 from annbatch_distributed.collect.entries import AnyPath, entries_of
 from annbatch_distributed.collect.files import File
 from annbatch_distributed.collect.folders import check_new, folder_of_parts, remove
 from annbatch_distributed.collect.jobs import executor_of, run_each
-from annbatch_distributed.collect.parts import Part, Statistics, jobs_for, parts_of, summary, write_parts
+from annbatch_distributed.collect.parts import Part, Statistics, jobs_for, parts_of, smallest, summary, write_parts
 from annbatch_distributed.collect.problems import Problems
 from annbatch_distributed.collect.values import Kind
 from annbatch_distributed.core.values import Int64Array, plural
 
 #: Largest integer up to which float32 holds each one.
 _MOST_FLOAT32 = 2**24
+#: The same for float64.
+_MOST_FLOAT64 = 2**53
 
 
 def write_collection(
@@ -38,6 +48,8 @@ def write_collection(
     memory: str,
     jobs: int | None,
     scheduler: str | None,
+    dtype: str | None,
+    compression: str,
     seed: int,
     restart: bool,
     tell: Callable[[str], object],
@@ -55,24 +67,49 @@ def write_collection(
         raise Problems("--jobs: can't be combined with --scheduler, whose workers are the processes. Leave it out")
     contents = inspect(entries, options)
     jobs = 1 if scheduler is not None else jobs or jobs_for(entries)
-    n_bytes = parse_bytes(memory) // jobs
+    n_bytes = _n_bytes(memory) // jobs
     with folder_of_parts(out, restart=restart) as folder, executor_of(jobs, scheduler) as executor:
         parts = [parts_of(file, number, folder, n_bytes) for number, file in enumerate(contents.files)]
         statistics = _write_parts(contents.files, parts, executor, tell, are_chosen=[*layer] != ["X"])
         check_kinds(contents.files, [_largest(own) for own in statistics])
+        every = [*chain.from_iterable(statistics)]
+        storage = _storage(contents.files, every, dtype, compression)
         for line in contents.lines:
             tell(line)
         unfinished = folder / "cells"
         remove(unfinished)
         collection = zarr.open_group(unfinished, mode="w", attributes={**V1_ENCODING})
-        datasets = [*_datasets(unfinished, contents, parts, statistics, options.group_by, n_bytes=n_bytes, seed=seed)]
+        n_values, group_by = sum(part.n_values for part in every), options.group_by
+        datasets = [*_datasets(unfinished, contents, parts, n_values, storage, group_by, n_bytes=n_bytes, seed=seed)]
         for _ in tqdm(run_each(write_dataset, datasets, executor), "datasets", len(datasets)):
             pass
         zarr.consolidate_metadata(collection.store)
         unfinished.rename(out)
-    n_cells = sum(map(len, contents.obs))
-    n_files, n_genes = len(contents.files), len(contents.kept_genes)
-    tell(f"{out}: {plural(n_cells, 'cell')} of {plural(n_files, 'file')}, {plural(n_genes, 'gene')}")
+    tell(_result(out, contents, storage))
+
+
+def _n_bytes(memory: str) -> int:
+    try:
+        n_bytes = parse_bytes(memory)
+    except ValueError:
+        n_bytes = 0
+    if n_bytes < 1:
+        raise Problems(f"--memory {memory}: must be a size above 0, such as 4GB")
+    return n_bytes
+
+
+def _result(out: Path, contents: Contents, storage: Storage) -> str:
+    """Return a line about the collection."""
+    n_cells, n_files = sum(map(len, contents.obs)), len(contents.files)
+    size = sum(path.stat().st_size for path in out.rglob("*") if path.is_file())
+    shape = f"{plural(n_cells, 'cell')} of {plural(n_files, 'file')}, {plural(len(contents.kept_genes), 'gene')}"
+    stored = f"stored as {storage.dtype}"
+    if storage.dtype != storage.file_dtype:
+        stored += (
+            f", which loaders of this package yield as {storage.file_dtype}, and annbatch's Loader as stored (--dtype "
+            f"{storage.file_dtype} stores that)"
+        )
+    return f"{out}: {shape}, {size / 1e6:,.1f} MB; {stored}"
 
 
 def _write_parts(
@@ -87,6 +124,9 @@ def _write_parts(
     statistics, problems = dict[Part, Statistics](), list[str]()
     number_of = {part: number for number, own in enumerate(parts) for part in own}
     n_left = [len(own) for own in parts]
+    for number, file in enumerate(files):
+        if not n_left[number]:  # a file without cells
+            tell(summary(file, [], is_chosen=are_chosen or file.place != "X"))
     for part, result in tqdm(write_parts([*number_of], executor), "files", len(number_of)):
         if isinstance(result, Problems):
             problems += result.args
@@ -106,31 +146,45 @@ def _largest(statistics: Sequence[Statistics]) -> Kind | None:
     return max((part.kind for part in statistics if part.kind is not None), default=None)
 
 
-def _dtype(files: Sequence[File], statistics: Sequence[Statistics]) -> np.dtype[Any]:
-    """Return the dtype of the files' values; float32 if they have counts of different dtypes."""
-    dtypes = {file.dtype for file in files}
+def _storage(files: Sequence[File], statistics: Sequence[Statistics], dtype: str | None, compression: str) -> Storage:
+    """Return the form in which the values are stored: counts in the smallest dtype, unless ``dtype`` is another."""
+    are_counts, most = _largest(statistics) in (None, Kind.COUNTS), max(part.most for part in statistics)
+    # a file whose values are all 0 says nothing
+    dtypes = {file.dtype for file in files if file.kind is not None} or {file.dtype for file in files}
     if len(dtypes) == 1:
-        return dtypes.pop()
-    if _largest(statistics) in (None, Kind.COUNTS):
-        return np.dtype(np.float32 if max(part.most for part in statistics) <= _MOST_FLOAT32 else np.float64)
-    return np.result_type(*dtypes)
+        file_dtype = dtypes.pop()
+    elif are_counts and most > _MOST_FLOAT64:
+        raise Problems(f"counts must be below 2**53 in files of different dtypes, got {int(most):,}. Leave files out")
+    elif are_counts:
+        file_dtype = np.dtype(np.float32 if most <= _MOST_FLOAT32 else np.float64)
+    else:
+        file_dtype = np.result_type(*dtypes)
+    if dtype is None:
+        return Storage(smallest(most, file_dtype) if are_counts else file_dtype, file_dtype, compression)
+    chosen = np.dtype(dtype)
+    exact = {"float32": _MOST_FLOAT32, "float64": _MOST_FLOAT64}
+    largest = exact[dtype] if dtype in exact else np.iinfo(chosen).max
+    if (are_counts and most > largest) or not (are_counts or chosen.kind == "f"):
+        what = f"counts up to {int(most):,}" if are_counts else "values that are not counts"
+        raise Problems(f"--dtype {dtype}: must hold the values of all files, got {what}. Choose a different one")
+    return Storage(chosen, chosen, compression)
 
 
 def _datasets(
     path: Path,
     contents: Contents,
     parts: Sequence[Sequence[Part]],
-    statistics: Sequence[Sequence[Statistics]],
+    n_values: int,
+    storage: Storage,
     group_by: Sequence[str] | None,
     *,
     n_bytes: int,
     seed: int,
 ) -> Iterator[Dataset]:
     """Yield the datasets of a collection, for processes that may use ``n_bytes`` each."""
-    files, every = [str(file.entry) for file in contents.files], [*chain.from_iterable(statistics)]
-    n_cells, dtype = sum(map(len, contents.obs)), _dtype(contents.files, every)
+    files, n_cells = [str(file.entry) for file in contents.files], sum(map(len, contents.obs))
     # of the arrays of a CSR matrix, whose indices have 4 bytes
-    row_bytes = 8 + sum(part.n_values for part in every) / n_cells * (dtype.itemsize + 4)
+    row_bytes = 8 + n_values / n_cells * (storage.dtype.itemsize + 4)
     n_rows = max(SLICE, int(n_bytes / (PEAK * row_bytes)))
 
     var = pd.DataFrame(index=pd.Index(contents.kept_genes, dtype=object))
@@ -155,7 +209,7 @@ def _datasets(
         own = [*chain.from_iterable(_cut(pieces, firsts, *bounds) for bounds in slices)]
         # rows in the order 2 0 1 have the places 1 2 0
         table = obs.iloc[rows[order]]
-        yield Dataset(path, number, own, np.argsort(order), places, table, var, measured, files, dtype)
+        yield Dataset(path, number, own, np.argsort(order), places, table, var, measured, files, storage)
 
 
 def _cut(pieces: Sequence[Piece], firsts: Int64Array, start: int, stop: int) -> Iterator[Piece]:

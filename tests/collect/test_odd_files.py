@@ -1,0 +1,154 @@
+"""Odd files and arguments: the right values, or a problem that names them."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+import anndata as ad
+import h5py
+import numpy as np
+import pandas as pd
+import pytest
+import scipy.sparse as sp
+
+from annbatch_distributed.collect import Problems, collect
+from tests.collect.test_files import GENES, cells_of, collected, counts, quiet
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+
+def file_of(path: Path, n_cells: int = 6, seed: int = 0, **obs: Any) -> Path:
+    path.parent.mkdir(exist_ok=True, parents=True)
+    cells = cells_of(path.stem, counts(n_cells, 4, seed), GENES[:4])
+    cells.obs = cells.obs.assign(**obs)
+    cells.write_h5ad(path)
+    return path
+
+
+def test_renamed_cells_are_unique_whatever_files_are_called(tmp_path: Path) -> None:
+    """Cells of different files have different names, even if the names of files and cells join to the same ones."""
+    for name, cell in (("a", "b-1"), ("a-b", "1"), ("p/q/x", "1"), ("q/p/x", "1")):
+        cells = ad.AnnData(counts(1, 4, 0), obs=pd.DataFrame(index=[cell]))
+        (tmp_path / name).parent.mkdir(exist_ok=True, parents=True)
+        cells.write_h5ad(tmp_path / f"{name}.h5ad")
+    for pair in (("a", "a-b"), ("p/q/x", "q/p/x")):
+        files = [tmp_path / f"{name}.h5ad" for name in pair]
+        out = tmp_path / f"{pair[0].replace('/', '-')}.zarr"
+        assert collect(files, out, make_unique=True, tell=quiet).obs().index.is_unique
+
+
+def test_x_and_raw_are_not_layers(tmp_path: Path) -> None:
+    """X and raw are the file's own, even if a layer has the same name."""
+    cells: Any = cells_of("a", counts(6, 4, 0), GENES[:4])
+    cells.raw = cells.copy()
+    expected = cells.to_df()
+    cells.layers["X"], cells.layers["raw"] = cells.X * 3, cells.X * 5
+    cells.X = cells.X * 2
+    cells.write_h5ad(tmp_path / "a.h5ad")
+    for layer, factor in (("X", 2), ("raw", 1)):
+        values, _ = collected(collect(tmp_path / "a.h5ad", tmp_path / f"{layer}.zarr", layer=layer, tell=quiet))
+        assert (values.loc[expected.index, expected.columns] == factor * expected).all(axis=None)
+
+
+def test_arguments_may_be_single_names(tmp_path: Path) -> None:
+    """A single name is a list of one, and a missing label of a table is a missing value."""
+    file = file_of(tmp_path / "a.h5ad", type=["Unknown", "no", "B", "b", "B", "B"], n=[*range(6)])
+    labels = pd.DataFrame({"column": ["type", "type"], "from": ["b", "no"], "to": ["B", np.nan]})
+    options: dict[str, Any] = {"obs": "type", "group_by": ["type", "type"], "na_values": "Unknown", "labels": labels}
+    obs = collect(file, tmp_path / "cells.zarr", tell=quiet, **options).obs()
+    assert [*obs] == ["type", "src_path"]
+    assert obs["type"].astype(object).where(obs["type"].notna(), None).tolist() == [*"BBBB", None, None]
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        ({"memory": "abc"}, "memory abc: must be a size above 0"),
+        ({"memory": "0"}, "memory 0: must be a size above 0"),
+        ({"join": "left"}, "join must be one of None, 'outer', 'inner', got 'left'"),
+        ({"dtype": "uint16"}, "dtype must be one of None, 'uint8'"),
+        ({"compression": "gzip"}, "compression must be one of 'lz4', 'zstd', 'none', got 'gzip'"),
+        ({"jobs": 0}, "jobs must be at least 1, got 0"),
+        ({"rename": {"typ": "type"}}, "rename: no file has columns typ"),
+        ({"rename": {"type": "zarr.json"}}, "must not have a column zarr.json, which zarr can't store"),
+        ({"rename": {"type": ".."}}, r"must not have a column \.\., which zarr can't store"),
+    ],
+)
+def test_wrong_arguments_are_named(options: dict[str, Any], message: str, tmp_path: Path) -> None:
+    file = file_of(tmp_path / "a.h5ad", type=["B"] * 6)
+    with pytest.raises(ValueError, match=message):
+        collect(file, tmp_path / "cells.zarr", tell=quiet, **options)
+    with pytest.raises(Problems, match="files must have at least one file, got none"):
+        collect([], tmp_path / "cells.zarr", tell=quiet)
+
+
+@pytest.mark.parametrize("form", ["csr", "csc"])
+def test_damaged_matrices_are_refused(form: str, tmp_path: Path) -> None:
+    """Indices beyond the matrix, an indptr that ends early, and missing arrays are problems, not lost values."""
+    for damage, message in (
+        ("indices", "indices"),
+        ("indptr", "indptr must end with the number of values"),
+        ("missing", "X must have data, indices and indptr"),
+    ):
+        path = tmp_path / f"{damage}.h5ad"
+        cells = cells_of("a", counts(9, 4, 0), GENES[:4])
+        cells.X = sp.csc_matrix(cells.X) if form == "csc" else cells.X
+        cells.write_h5ad(path)
+        with h5py.File(path, "r+") as file:
+            if damage == "indices":
+                file["X/indices"][1] = 77
+            elif damage == "indptr":
+                file["X/indptr"][-1] = file["X/indptr"][-1] - 1
+            else:
+                del file["X/indptr"]
+        with pytest.raises(Problems, match=f"{damage}.h5ad: .*{message}"):
+            collect(path, tmp_path / "cells.zarr", tell=quiet)
+
+
+def test_counts_are_never_rounded(tmp_path: Path) -> None:
+    """Counts that a float dtype can't hold are refused, and those of files with different dtypes too."""
+    for name, dtype, most in (("large", "int64", 2**24 + 1), ("small", "float32", 3), ("huge", "int64", 2**53 + 1)):
+        values = counts(4, 4, 0).astype(dtype)
+        values[0, 0] = most
+        cells_of(name, values, GENES[:4]).write_h5ad(tmp_path / f"{name}.h5ad")
+    files = {name: tmp_path / f"{name}.h5ad" for name in ("large", "small", "huge")}
+    with pytest.raises(Problems, match="dtype float32: must hold the values of all files, got counts up to 16,777,217"):
+        collect(files["large"], tmp_path / "one.zarr", dtype="float32", tell=quiet)
+    with pytest.raises(Problems, match=r"counts must be below 2\*\*53 in files of different dtypes"):
+        collect([files["huge"], files["small"]], tmp_path / "two.zarr", tell=quiet)
+    collect([files["large"], files["small"]], tmp_path / "three.zarr", tell=quiet)
+
+
+def test_files_without_cells_or_genes(tmp_path: Path) -> None:
+    """A zarr folder without cells has a line, and a file without genes is named together with another file."""
+    cells_of("none", counts(0, 4, 0), GENES[:4]).write_zarr(tmp_path / "none.zarr")
+    lines: list[str] = []
+    collect([tmp_path / "none.zarr", file_of(tmp_path / "a.h5ad")], tmp_path / "cells.zarr", tell=lines.append)
+    assert any("none.zarr: 0 cells, 4 genes" in line for line in lines)
+    cells_of("empty", np.zeros((3, 0), "float32"), []).write_h5ad(tmp_path / "empty.h5ad")
+    for files in ([tmp_path / "empty.h5ad", tmp_path / "a.h5ad"], [tmp_path / "a.h5ad", tmp_path / "empty.h5ad"]):
+        with pytest.raises(Problems, match=r"no gene is in all files: .* has (none|gene0).* has (none|gene0)"):
+            collect(files, tmp_path / "more.zarr", tell=quiet)
+    with pytest.raises(Problems, match=r"empty\.h5ad: has no genes"):
+        collect(tmp_path / "empty.h5ad", tmp_path / "more.zarr", tell=quiet)
+
+
+def test_sheets_of_spreadsheets_are_read(tmp_path: Path) -> None:
+    """Spaces around names, a byte order mark and tabs are no part of a sheet; repeated columns are refused."""
+    file_of(tmp_path / "a.h5ad", donor=["x"] * 6)
+    for name, text in (("a.csv", "\ufeffpath, donor\na.h5ad, D1\n"), ("a.tsv", "path\tdonor\na.h5ad\tD1\n")):
+        (tmp_path / name).write_text(text)
+        lines: list[str] = []
+        obs = collect(tmp_path / name, tmp_path / f"{name}.zarr", tell=lines.append).obs()
+        assert set(obs["donor"]) == {"D1"}
+        assert "donor: from the sample sheet, not from obs, in 1 file" in lines
+    for text, message in (
+        ("path,donor,donor\na.h5ad,x,y\n", "the columns of a sample sheet must be different"),
+        ("path;donor\na.h5ad;x\n", "must have a column path, got path;donor"),
+        ("path,donor\na.h5ad,x,y\n", "can't be read as a sample sheet"),
+        ("", "can't be read as a sample sheet"),
+    ):
+        (tmp_path / "b.csv").write_text(text)
+        with pytest.raises(Problems, match=message):
+            collect(tmp_path / "b.csv", tmp_path / "cells.zarr", tell=quiet)

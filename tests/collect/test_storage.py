@@ -1,0 +1,175 @@
+"""The form in which collections store counts, and in which loaders yield them."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+import annbatch
+import anndata as ad
+import numpy as np
+import pytest
+import scipy.sparse as sp
+import zarr
+from annbatch import DatasetCollection
+
+from annbatch_distributed import AlignedLoader, Rank, StatefulLoader, suggest_sizes
+from annbatch_distributed.collect import Problems, collect
+from tests.collect.test_files import GENES, cells_of, collected, counts, quiet
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+
+def file_of(folder: Path, values: Any, name: str = "cells") -> Path:
+    path = folder / f"{name}.h5ad"
+    cells_of(name, values, GENES[: values.shape[1]]).write_h5ad(path)
+    return path
+
+
+def stored_in(collection: DatasetCollection) -> zarr.Group:
+    (group,) = collection
+    return group["X"]  # type: ignore[return-value]  # of sparse cells
+
+
+@pytest.mark.parametrize(
+    ("most", "dtype", "stored"),
+    [
+        (255, "float32", "uint8"),
+        (256, "float32", "int16"),
+        (32_767, "int64", "int16"),
+        (32_768, "int64", "int32"),
+        (2**31, "int64", "int64"),
+        (3, "uint8", "uint8"),
+        (3.5, "float32", "float32"),
+        (-3, "float64", "float64"),
+    ],
+)
+def test_counts_are_stored_in_smallest_dtype(most: float, dtype: str, stored: str, tmp_path: Path) -> None:
+    """Counts are stored in the smallest dtype that holds all of them, and yielded in the dtype of the files."""
+    values = counts(40, 6, 0).astype(dtype)
+    values[-1, -1] = most
+    lines: list[str] = []
+    collection = collect(file_of(tmp_path, values), tmp_path / "cells.zarr", tell=lines.append)
+    read, _ = collected(collection)
+    assert read.to_numpy().dtype == stored
+    np.testing.assert_array_equal(
+        read.sort_index(key=lambda index: index.str.len() * 1_000 + index.str[6:].astype(int)), values
+    )
+    assert f"stored as {stored}" in lines[-1]
+    assert (f"yield as {dtype}" in lines[-1]) == (stored != dtype)
+    loader = StatefulLoader.from_collection(collection, dist_info=Rank(0, 1), batch_size=16)
+    assert {batch["X"].dtype for batch in loader} == {np.dtype(dtype)}
+
+
+def test_chosen_dtype_is_stored(tmp_path: Path) -> None:
+    """A chosen dtype is stored and yielded, and must hold the values."""
+    values = counts(40, 6, 0)
+    values[0, 0] = 300
+    file = file_of(tmp_path, values)
+    collection = collect(file, tmp_path / "float.zarr", dtype="float32", tell=quiet)
+    assert stored_in(collection)["data"].dtype == np.float32
+    assert "file_dtype" not in stored_in(collection).attrs
+    with pytest.raises(Problems, match="dtype uint8: must hold the values of all files, got counts up to 300"):
+        collect(file, tmp_path / "uint8.zarr", dtype="uint8", tell=quiet)
+    file = file_of(tmp_path, np.log1p(values), "logged")
+    with pytest.raises(Problems, match=r"dtype int32: must hold .* got values that are not counts"):
+        collect(file, tmp_path / "int32.zarr", dtype="int32", tell=quiet)
+
+
+def test_chunks_and_compression(tmp_path: Path) -> None:
+    """A chunk has the mean number of values of 16 cells, and any compression has the same values."""
+    values = counts(200, 12, 0)
+    file, sizes, whole = file_of(tmp_path, values), {}, []
+    for compression in ("lz4", "zstd", "none"):
+        lines: list[str] = []
+        path = tmp_path / f"{compression}.zarr"
+        collection = collect(file, path, compression=compression, tell=lines.append)
+        data: Any = stored_in(collection)["data"]
+        assert data.chunks == (int(16 * np.count_nonzero(values) / 200),)
+        assert len(data.compressors) == (compression != "none")
+        sizes[compression] = sum(one.stat().st_size for one in path.rglob("*") if one.is_file())
+        assert f", {sizes[compression] / 1e6:,.1f} MB; stored as uint8" in lines[-1]
+        whole.append(collected(collection)[0])
+    assert all(one.equals(whole[0]) for one in whole)
+
+
+def test_anndata_and_annbatch_read_what_is_stored(tmp_path: Path) -> None:
+    values = counts(64, 6, 0)
+    collect(file_of(tmp_path, values), tmp_path / "cells.zarr", tell=quiet)
+    cells = ad.io.read_zarr(tmp_path / "cells.zarr" / "dataset_0")
+    assert cells.X.dtype == np.uint8
+    assert "measured" in cells.varm
+    loader = annbatch.Loader(batch_size=16, chunk_size=16, preload_nchunks=2, preload_to_gpu=False)
+    loader.use_collection(DatasetCollection(tmp_path / "cells.zarr", mode="r"))
+    batches = [batch["X"] for batch in loader]
+    assert {batch.dtype for batch in batches} == {np.dtype(np.uint8)}
+    assert sum(batch.shape[0] for batch in batches) == 64
+
+
+@pytest.fixture(params=["sparse", "dense"])
+def collection(request: pytest.FixtureRequest, tmp_path: Path) -> DatasetCollection:
+    """A collection of uint8 whose files had float32; dense ones are written by hand."""
+    values = counts(96, 6, 0)
+    done = collect(file_of(tmp_path, values), tmp_path / "cells.zarr", tell=quiet)
+    if request.param == "dense":
+        group: Any = zarr.open_group(tmp_path / "cells.zarr" / "dataset_0", mode="r+", use_consolidated=False)
+        ad.io.write_elem(group, "X", _dense(ad.io.read_elem(group["X"])).astype("uint8"))
+        group["X"].attrs["file_dtype"] = "float32"
+        zarr.consolidate_metadata(tmp_path / "cells.zarr")
+        done = DatasetCollection(tmp_path / "cells.zarr", mode="r")
+    return done
+
+
+@pytest.mark.parametrize("codecs", ["zarrs.ZarrsCodecPipeline", "zarr.core.codec_pipeline.BatchedCodecPipeline"])
+@pytest.mark.parametrize("prefetch", [0, 1])
+@pytest.mark.parametrize("to", [None, "torch", "jax"])
+def test_loader_yields_dtype_of_files(
+    collection: DatasetCollection, tmp_path: Path, codecs: str, prefetch: int, to: str | None
+) -> None:
+    """Values come in the dtype of the files, or in the one that is asked for, however they are read."""
+    with zarr.config.set({"codec_pipeline.path": codecs}):
+        opened = DatasetCollection(tmp_path / "cells.zarr", mode="r")
+        for dtype in (None, "float64", "int16"):
+            options: dict[str, Any] = {} if dtype is None else {"dtype": dtype}
+            if to == "jax" and dtype == "float64":
+                continue  # JAX has no float64 by default
+            loader = StatefulLoader.from_collection(
+                opened, dist_info=Rank(0, 1), batch_size=16, to=to, prefetch=prefetch, return_index=True, **options
+            )
+            for batch in loader:
+                assert str(batch["X"].dtype).removeprefix("torch.") == (dtype or "float32")
+            expected = _dense(ad.io.read_elem(next(iter(opened))["X"]))[np.asarray(batch["index"])]
+            np.testing.assert_array_equal(_dense(batch["X"]), expected)
+
+
+def _dense(values: Any) -> Any:
+    values = values.to_dense() if hasattr(values, "to_dense") else values
+    values = values.todense() if hasattr(values, "todense") else values
+    return np.asarray(values)
+
+
+def test_dtype_must_hold_values_and_be_one_of_numbers(tmp_path: Path) -> None:
+    values = counts(32, 6, 0)
+    values[3, 3] = 300
+    opened = collect(file_of(tmp_path, values), tmp_path / "cells.zarr", tell=quiet)
+    options: dict[str, Any] = {"dist_info": Rank(0, 1), "batch_size": 16}
+    with pytest.raises(ValueError, match=r"dtype='uint8' must hold all values of X, got 300\. Pass a larger"):
+        list(StatefulLoader.from_collection(opened, dtype="uint8", **options))
+    for dtype, message in (("flaot32", "must be the name of a dtype"), ("U3", "must be of integers or floats")):
+        with pytest.raises(TypeError, match=message):
+            StatefulLoader.from_collection(opened, dtype=dtype, **options)
+    loader = StatefulLoader.from_collection(opened, dtype="int32", **options)
+    copy = StatefulLoader.from_loader(loader)
+    assert next(iter(copy))["X"].dtype == np.int32
+    aligned = AlignedLoader.from_collections({"rna": tmp_path / "cells.zarr"}, **options)
+    assert next(iter(aligned))["rna"]["X"].dtype == np.float32
+
+
+def test_sizes_count_values_as_loaded(tmp_path: Path) -> None:
+    """Sizes that fit into memory count values in the dtype of the files."""
+    file = file_of(tmp_path, sp.csr_matrix(counts(400, 12, 0)).toarray())
+    small = collect(file, tmp_path / "small.zarr", tell=quiet)
+    whole = collect(file, tmp_path / "whole.zarr", dtype="float32", tell=quiet)
+    for memory in ("20kB", "60kB"):
+        sizes = [suggest_sizes(one, memory=memory, batch_size=16, store_chunk=16) for one in (small, whole)]
+        assert sizes[0] == sizes[1]
