@@ -24,7 +24,7 @@ from zarr.codecs import BloscCodec
 from annbatch_distributed.core.values import FILE_DTYPE, Int64Array
 
 #: Peak memory of writing a dataset, in sizes of its values.
-PEAK = 3
+PEAK = 4
 #: Number of consecutive cells that stay in one dataset, as of annbatch.
 SLICE = 1_000
 #: Number of cells of a chunk. Runs of 64 cells of a sparse matrix then decode 1.25 times the values that they use, and
