@@ -139,7 +139,7 @@ class StatefulLoader(EpochLoader, Loader[Any, Any]):
         batch_sampler: DistributedSampler,
         prefetch: int = 0,
         return_file: bool = False,
-        dtype: npt.DTypeLike | None = None,
+        dtype: str | None = None,
         **kwargs: Any,  # noqa: ANN401 annbatch's own
     ) -> None:
         if not isinstance(batch_sampler, DistributedSampler):
@@ -659,8 +659,8 @@ def _warn_of_zarrs(collection: DatasetCollection) -> None:
             return
 
 
-def _number_dtype(dtype: npt.DTypeLike) -> np.dtype[Any]:
-    """Return a dtype of numbers, by its name or as a type; a TypeError for others."""
+def _number_dtype(dtype: str) -> np.dtype[Any]:
+    """Return a dtype of numbers by its name; a TypeError for others."""
     try:
         result = np.dtype(dtype)
     except TypeError as error:
