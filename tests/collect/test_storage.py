@@ -155,6 +155,8 @@ def test_dtype_must_hold_values_and_be_one_of_numbers(tmp_path: Path) -> None:
     options: dict[str, Any] = {"dist_info": Rank(0, 1), "batch_size": 16}
     with pytest.raises(ValueError, match=r"dtype='uint8' must hold all values of X, got 300\. Pass a larger"):
         list(StatefulLoader.from_collection(opened, dtype="uint8", **options))
+    with pytest.raises(ValueError, match="dtype='float16' is for dense cells"):
+        list(StatefulLoader.from_collection(opened, dtype="float16", **options))
     for dtype, message in (("flaot32", "must be the name of a dtype"), ("U3", "must be of integers or floats")):
         with pytest.raises(TypeError, match=message):
             StatefulLoader.from_collection(opened, dtype=dtype, **options)

@@ -51,7 +51,8 @@ def run(options: Namespace) -> int:
                 tell=partial(print, flush=True),
             )
     except KeyboardInterrupt:
-        print(*_kept(out), file=sys.stderr)
+        for line in _kept(out):
+            print(f"annbatch-distributed: {line}", file=sys.stderr)
         raise
     except Problems as problems:
         raise CommandError(*problems.args, *_kept(out)) from problems

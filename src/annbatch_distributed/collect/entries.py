@@ -29,7 +29,7 @@ class Entry:
     path: Path
     """Path of the file, or of a zarr folder."""
     modality: str | None
-    """Modality of an h5mu file; None in files with one."""
+    """Modality of an h5mu file; None for files without modalities."""
     places: tuple[str, ...]
     """Where its counts may be: ``X``, ``raw``, or the name of a layer; the first of these that it has is read."""
     labels: dict[str, str] = field(default_factory=dict, hash=False)

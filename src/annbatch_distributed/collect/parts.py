@@ -1,7 +1,7 @@
 """Parts: the values of some rows of a file, each in its own folder, with which a later run can continue.
 
-A part depends only on its file and its rows. Names of cells, genes and columns of ``obs`` are not in it, so that a
-later run may choose others. A folder gets its name when it is complete.
+A part depends only on its file and its rows. It has no names and no ``obs``, so that a later run may choose
+different ones. A folder gets its name when it is complete.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ from annbatch_distributed.core.values import plural
 
 #: Peak memory of a process that writes a part, in sizes of its block.
 _PEAK = 4
-#: Number of rows of a chunk of a part, which annbatch reads at a time.
+#: Number of rows of a chunk of a part: as many as a slice of a dataset has.
 _CHUNK = 1_000
 #: Size of files that are read by a single process, which saves starting others, in bytes.
 _SMALL = 2_000_000_000

@@ -8,7 +8,7 @@ import re
 class Problems(ValueError):
     """Error with a message for each problem, in ``args``.
 
-    Messages name arguments as :func:`.collect` has them; those of the command ``collect`` name its options.
+    Messages of :func:`.collect` name its arguments. Messages of the command name its options.
     """
 
     def __str__(self) -> str:

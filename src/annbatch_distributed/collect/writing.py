@@ -56,7 +56,7 @@ def write_collection(
 ) -> None:
     """Write one shuffled collection of files; ``tell`` gets each line about files, genes and columns.
 
-    Arguments are those of :func:`.collect`. Raises Problems if the files or arguments can't be collected, and an
+    It takes the arguments of :func:`.collect`. Raises Problems if the files or arguments can't be collected, and an
     OSError if a file can't be written, as on a full disk. Nothing was written to ``out`` then.
     """
     from annbatch.io import V1_ENCODING  # not above, since processes that read files import this module

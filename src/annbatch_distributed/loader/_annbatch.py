@@ -81,6 +81,8 @@ def file_dtype_of(loader: Loader[Any, Any]) -> np.dtype[Any] | None:
 
 def as_dtype(rows: CSRContainer | npt.NDArray[Any], dtype: np.dtype[Any]) -> CSRContainer | npt.NDArray[Any]:
     """Return rows of a load request with values of a dtype; a ValueError if an integer dtype doesn't hold them."""
+    if isinstance(rows, CSRContainer) and dtype == np.float16:
+        raise ValueError("dtype='float16' is for dense cells, as SciPy has no sparse ones. Pass dtype='float32'.")
     values = rows.elems[0] if isinstance(rows, CSRContainer) else rows
     converted = values.astype(dtype, copy=False)
     if dtype.kind in "iu" and not np.can_cast(values.dtype, dtype) and len(wrong := values[converted != values]):
