@@ -205,8 +205,8 @@ def test_unconvertible_batch_is_not_done(monkeypatch: pytest.MonkeyPatch) -> Non
             raise MemoryError("no room for a tensor")
         return convert(*arguments, **options)
 
-    for place in ("annbatch.loader.convert", "annbatch_distributed.loader.stateful.convert"):
-        monkeypatch.setattr(place, failing)
+    for place in ("loader.batches.convert", "loader.stateful.convert"):
+        monkeypatch.setattr(f"annbatch_distributed.{place}", failing)
     reader.set_epoch(0)
     batches = iter(reader)
     assert rows(islice(batches, 5)) == expected[:5]

@@ -8,7 +8,7 @@ from __future__ import annotations
 import copy
 import json
 from collections import OrderedDict
-from collections.abc import Collection, Generator, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Coroutine, Generator, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
@@ -21,6 +21,7 @@ import zarr
 from annbatch import Loader
 from annbatch.utils import CSRContainer
 from zarr import Array, AsyncArray
+from zarr.core.sync import sync  # as annbatch runs what it reads
 
 from annbatch_distributed.core.state import listed
 from annbatch_distributed.core.values import FILE_DTYPE, Int64Array, digest
@@ -77,19 +78,6 @@ def file_dtype_of(loader: Loader[Any, Any]) -> np.dtype[Any] | None:
         names.append(name)
         dtypes.append(np.dtype(name or cells.dtype))
     return np.result_type(*dtypes) if any(names) else None
-
-
-def as_dtype(rows: CSRContainer | npt.NDArray[Any], dtype: np.dtype[Any]) -> CSRContainer | npt.NDArray[Any]:
-    """Return rows of a load request with values of a dtype; a ValueError if an integer dtype doesn't hold them."""
-    if isinstance(rows, CSRContainer) and dtype == np.float16:
-        raise ValueError("dtype='float16' is for dense cells, as SciPy has no sparse ones. Pass dtype='float32'.")
-    values = rows.elems[0] if isinstance(rows, CSRContainer) else rows
-    converted = values.astype(dtype, copy=False)
-    if dtype.kind in "iu" and not np.can_cast(values.dtype, dtype) and len(wrong := values[converted != values]):
-        raise ValueError(f"dtype={str(dtype)!r} must hold all values of X, got {wrong.flat[0]}. Pass a larger dtype.")
-    return (
-        CSRContainer((converted, *rows.elems[1:]), rows.shape, dtype) if isinstance(rows, CSRContainer) else converted
-    )
 
 
 def arrays_in(loader: Loader[Any, Any]) -> Iterator[AsyncArray[Any]]:
@@ -168,7 +156,34 @@ def room_for(loader: Loader[Any, Any], rows_of: Mapping[int, Int64Array]) -> CSR
     return loader._allocate_out(OrderedDict(rows_of))
 
 
-def batches_of(loader: Loader[Any, Any]) -> Iterator[Any]:
+@dataclass(frozen=True)
+class Loaded:
+    """Rows of a load request, in the order of the datasets, and what annbatch yields with them."""
+
+    rows: CSRContainer | npt.NDArray[Any]
+    places: npt.NDArray[np.intp]
+    """Place of each row of the request."""
+    obs: pd.DataFrame | None
+    var: pd.DataFrame | None
+    index: npt.NDArray[Any] | None
+
+
+def loaded(
+    loader: Loader[Any, Any],
+    rows: Int64Array,
+    read: Callable[[OrderedDict[int, Int64Array]], Coroutine[Any, Any, CSRContainer | npt.NDArray[Any]]],
+) -> Loaded:
+    """Return the rows of a load request; ``read`` reads those of each dataset, by its number."""
+    requested: Any = loader._requests_to_dataset_rows(rows)  # annotated without the order
+    rows_of, order = requested
+    # rows in the order 2 0 1 have the places 1 2 0
+    places = np.empty(len(order), dtype=np.intp)
+    places[order] = np.arange(len(order))
+    obs, index = loader._maybe_accumulate_obs(rows_of), loader._maybe_accumulate_indices(rows_of)
+    return Loaded(sync(read(rows_of)), places, obs, loader._var, index)
+
+
+def batches_on_gpu(loader: Loader[Any, Any]) -> Iterator[Any]:
     """Return annbatch's batches, from an iterator that doesn't lock the datasets; see :func:`iterated`."""
     return loader._iter()
 

@@ -31,17 +31,17 @@ from zarr.storage import LocalStore
 from annbatch_distributed.core.masks import AnyMask
 from annbatch_distributed.core.request import MAX_GAP, Marks, Request
 from annbatch_distributed.core.values import BOUND, check_arguments, integer
-from annbatch_distributed.loader import zarrs_reader
+from annbatch_distributed.loader import local_reader, zarrs_reader
 from annbatch_distributed.loader._annbatch import (
     arrays_in,
-    as_dtype,
-    batches_of,
+    batches_on_gpu,
     check_layout,
     collection_of,
     data_in,
     file_dtype_of,
     has_room_for_pointers,
     iterated,
+    loaded,
     obs_of,
     options_of,
     preloads_to_gpu,
@@ -50,6 +50,7 @@ from annbatch_distributed.loader._annbatch import (
     take_data_of,
 )
 from annbatch_distributed.loader.base import BaseLoader, column_of
+from annbatch_distributed.loader.batches import batches_of, with_dtype
 from annbatch_distributed.loader.collection import AnyCollection, as_collection
 from annbatch_distributed.loader.epoch_loader import EpochLoader
 from annbatch_distributed.loader.sizes import as_bytes, sizes_of_sets, stored, suggest_sizes
@@ -500,11 +501,15 @@ class StatefulLoader(EpochLoader, Loader[Any, Any]):
         return {**batch, **marks} if marks else batch
 
     def _read_request(self, request: Request) -> Generator[Any]:
-        """Yield the batches of a load request, which annbatch reads."""
-        # in an iteration of its own: otherwise annbatch keeps the rows until it has read the next load request
-        self._one_request.requests[threading.get_ident()] = request
+        """Yield the batches of a load request."""
         try:
-            yield from batches_of(self)
+            if preloads_to_gpu(self):
+                # in an iteration of its own: otherwise annbatch keeps the rows until it has read the next load request
+                self._one_request.requests[threading.get_ident()] = request
+                yield from batches_on_gpu(self)
+            else:
+                rows = loaded(self, request.rows(), self._read_rows)
+                yield from batches_of(rows, request.splits, self._dtype_of_x, self._to)
         except Exception as error:
             if stores := stores_of(self):
                 error.add_note(
@@ -514,21 +519,26 @@ class StatefulLoader(EpochLoader, Loader[Any, Any]):
             raise
 
     def _index_datasets(self, dataset_index_to_rows: Any) -> Coroutine[Any, Any, Any]:  # noqa: ANN401 annbatch's own
-        """Read the rows of a load request, through zarrs if it can, or else through annbatch.
+        """Read the rows of a load request for annbatch, which makes batches of them on a GPU."""
+        read, dtype = self._read_rows(dataset_index_to_rows), self._dtype_of_x
+        return read if dtype is None else _converted(read, dtype)
 
-        It reads at once: annbatch runs the returned coroutine in zarr's only thread, where reads would wait for each
-        other.
+    def _read_rows(self, rows_of: Any) -> Coroutine[Any, Any, Any]:  # noqa: ANN401 annbatch's own
+        """Read the rows of a load request directly, if they are on a local disk, or else through annbatch.
+
+        It reads at once: the returned coroutine runs in zarr's only thread, where reads would wait for each other.
         """
         zarrs_reader.check_zarrs_answers(lambda: any(map(zarrs_reader.is_by_zarrs, arrays_in(self))))
-        # None if zarrs can't read these datasets
-        rows = zarrs_reader.read(self, dataset_index_to_rows)
+        # None if only annbatch can read these datasets
+        rows = local_reader.read(self, rows_of)
+        return super()._index_datasets(rows_of) if rows is None else _returning(rows)
+
+    @property
+    def _dtype_of_x(self) -> np.dtype[Any] | None:
+        """Dtype of the values of ``X``; None for the dtype in which they are stored."""
         if self._file_dtype[0] != (n_datasets := len(data_in(self))):
             self._file_dtype = n_datasets, file_dtype_of(self)
-        dtype = self._dtype or self._file_dtype[1]
-        if rows is None:
-            read = super()._index_datasets(dataset_index_to_rows)
-            return read if dtype is None else _converted(read, dtype)
-        return _returning(rows if dtype is None else as_dtype(rows, dtype))
+        return self._dtype or self._file_dtype[1]
 
     def _allocate_out(self, dataset_index_to_rows: Any) -> CSRContainer | npt.NDArray[Any]:  # noqa: ANN401 annbatch's own
         return has_room_for_pointers(super()._allocate_out(dataset_index_to_rows))
@@ -673,8 +683,8 @@ def _number_dtype(dtype: str) -> np.dtype[Any]:
 async def _converted(
     read: Coroutine[Any, Any, CSRContainer | npt.NDArray[Any]], dtype: np.dtype[Any]
 ) -> CSRContainer | npt.NDArray[Any]:
-    """Return what annbatch reads, in a dtype."""
-    return as_dtype(await read, dtype)
+    """Return what is read, in a dtype."""
+    return with_dtype(await read, dtype)
 
 
 async def _returning[Value](value: Value) -> Value:

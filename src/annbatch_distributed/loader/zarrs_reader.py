@@ -1,20 +1,7 @@
-"""Reader for collections on a local disk: calls zarrs directly, in the thread that asks for a load request.
-
-annbatch reads through zarr, which makes an indexer for each run of consecutive rows, iterates over it twice, and passes
-each array through its event loop to a thread that calls zarrs. For chunks of 64 rows, this takes half as long as
-decoding them. Most of it is Python code, which holds the GIL, so prefetching delays the training. This module
-tells zarrs directly which part of which chunk goes where:
-
-1. Consecutive rows are joined to runs. Runs of rows of a CSR matrix become runs of its values.
-2. Runs are split at the ends of stored objects: of shards, or of chunks without sharding.
-3. zarrs decodes all parts of an array together, without the GIL, one array after the other.
-
-annbatch reads everything else: data in memory or in remote stores, other codecs, datasets of different dtypes, and
-chunks of different sizes. It also reads the first load request of sparse datasets, together with their ``indptr``, and
-whatever would fail here, so that errors are annbatch's.
+"""Reader for arrays that zarrs decodes: calls zarrs directly, and tells it which part of which chunk goes where.
 
 The entry point of zarrs is private. Versions that may have changed it are left to annbatch, and
-``tests/loader/test_zarrs_reader.py`` fails for them.
+``tests/loader/test_local_reader.py`` fails for them.
 """
 
 from __future__ import annotations
@@ -22,25 +9,14 @@ from __future__ import annotations
 import os
 import sys
 import threading
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterable
 from functools import cache
 from importlib.metadata import version
-from typing import TYPE_CHECKING, Any, TypeGuard
+from typing import Any
 
-import numpy as np
 import numpy.typing as npt
 from zarr import AsyncArray
 from zarr.storage import LocalStore
-
-from annbatch_distributed.core.rows import runs
-from annbatch_distributed.core.values import Int64Array
-from annbatch_distributed.loader._annbatch import room_for, zarr_dataset_of
-
-if TYPE_CHECKING:
-    from annbatch import Loader
-    from annbatch.utils import CSRContainer
-
-    from annbatch_distributed.loader._annbatch import ZarrDataset
 
 
 class _Fork:
@@ -74,70 +50,11 @@ def check_zarrs_answers(asks: Callable[[], bool]) -> None:
         )
 
 
-def read(loader: Loader[Any, Any], rows_of: Mapping[int, Int64Array]) -> CSRContainer | npt.NDArray[Any] | None:
-    """Read rows of a loader's datasets; return None, without reading, if only annbatch can read them.
-
-    Parameters
-    ----------
-    loader
-        Loader of the datasets.
-    rows_of
-        Rows to read by the number of their dataset, in the order of the result.
-
-    Returns
-    -------
-    CSRContainer | numpy.ndarray | None
-        The rows of the first dataset, then the rows of the next, as annbatch's ``Loader._index_datasets`` returns them.
-    """
-    datasets = [dataset for number in rows_of if _is_for_zarrs(dataset := zarr_dataset_of(loader, number))]
-    if len(datasets) < len(rows_of):
-        return None
-    # (starts, stops) of the runs of each dataset: runs of rows, or of the values of a CSR matrix
-    bounds = []
-    for dataset, rows in zip(datasets, rows_of.values(), strict=True):
-        starts, stops = runs(rows)
-        # for indptr 0 3 3 5, the rows 1:3 are the values 3:5
-        indptr = dataset.indptr
-        bounds.append((starts, stops) if indptr is None else (indptr[starts], indptr[stops]))
-    for dataset, (_, stops) in zip(datasets, bounds, strict=True):
-        if any(stops.max() > array.shape[0] for array in dataset.arrays):  # zarrs would make up values
-            return None
-    # one buffer of annbatch for all datasets, of which each dataset fills its part
-    buffer, first = room_for(loader, rows_of), 0
-    outs = (buffer,) if isinstance(buffer, np.ndarray) else buffer.elems[:2]
-    for dataset, (starts, stops) in zip(datasets, bounds, strict=True):
-        end = first + int((stops - starts).sum())
-        for array, out in zip(dataset.arrays, outs, strict=True):
-            _read_array(array, starts.tolist(), stops.tolist(), out[first:end])
-        first = end
-    if not isinstance(buffer, np.ndarray):
-        indptrs = [dataset.indptr for dataset in datasets if dataset.indptr is not None]
-        lengths = [indptr[rows + 1] - indptr[rows] for indptr, rows in zip(indptrs, rows_of.values(), strict=True)]
-        # rows of 3, 0 and 2 values have the indptr 0 3 3 5
-        buffer.elems[2][0] = 0
-        np.cumsum(np.concatenate(lengths), out=buffer.elems[2][1:])
-    return buffer
-
-
-def parts_of(starts: list[int], stops: list[int], chunk_size: int) -> Iterator[tuple[int, int, int, int]]:
-    """Split runs at the ends of chunks: yield the chunk, start and stop in it, and the offset in the output.
-
-    >>> list(parts_of([6, 0], [10, 2], chunk_size=8))
-    [(0, 6, 8, 0), (1, 0, 2, 2), (0, 0, 2, 4)]
-    """
-    before = 0
-    for start, stop in zip(starts, stops, strict=True):
-        # rows 6:10 in chunks of 8 are 6:8 of chunk 0 and 0:2 of chunk 1
-        for number in range(start // chunk_size, -(-stop // chunk_size)):
-            offset = number * chunk_size
-            first, end = max(start - offset, 0), min(stop - offset, chunk_size)
-            if first < end:
-                yield number, first, end, before
-                before += end - first
-
-
-def _read_array(array: AsyncArray[Any], starts: list[int], stops: list[int], out: npt.NDArray[Any]) -> None:
-    """Read runs along the first axis of an array into ``out``, one after the other."""
+def read(array: AsyncArray[Any], parts: Iterable[tuple[int, int, int, int]], out: npt.NDArray[Any]) -> bool:
+    """Read parts of shards, or of chunks without sharding, into ``out``; return False if zarrs can't decode them."""
+    # older versions of zarr always read missing chunks as the fill value
+    if (zarrs := _zarrs_of(array)) is None or not getattr(array.config, "read_missing_chunks", True):
+        return False
     from zarrs._internal import ChunkItem
 
     chunks = array.shards or array.chunks
@@ -146,26 +63,14 @@ def _read_array(array: AsyncArray[Any], starts: list[int], stops: list[int], out
     # keys of chunks, as encoding takes long and several runs may be in one chunk
     keys: dict[int, str] = {}
     items = []
-    for number, first, end, before in parts_of(starts, stops, chunks[0]):
+    for number, first, end, before in parts:
         if number not in keys:
             key = array.metadata.encode_chunk_key((number, *(0 for _ in columns)))
             keys[number] = (array.store_path / key).path
         in_chunk, in_out = slice(first, end), slice(before, before + end - first)
         items.append(ChunkItem(keys[number], [in_chunk, *columns], chunks, [in_out, *columns], out.shape))
-    _zarrs_of(array).retrieve_chunks_and_apply_index(items, out)
-
-
-def _is_for_zarrs(dataset: ZarrDataset | None) -> TypeGuard[ZarrDataset]:
-    """Return True if zarrs can read rows of a dataset."""
-    return dataset is not None and all(
-        _zarrs_of(array) is not None
-        and getattr(array.config, "read_missing_chunks", True)  # older versions of zarr always do
-        and type(array.store_path.store) is LocalStore
-        and array.dtype.isnative
-        and array.dtype.kind in "biuf"
-        and _is_regular(array)  # parts_of splits at multiples of one size
-        for array in dataset.arrays
-    )
+    zarrs.retrieve_chunks_and_apply_index(items, out)
+    return True
 
 
 def _zarrs_of(array: AsyncArray[Any]) -> Any:  # noqa: ANN401 a private class of zarrs, which may not be installed
@@ -193,11 +98,3 @@ def _zarrs_is_known() -> bool:
     part = getattr(_internal, "ChunkItem", None)
     arguments = getattr(part, "__text_signature__", None)
     return version("zarrs").startswith("0.2.") and arguments == "(key, chunk_subset, chunk_shape, subset, shape)"
-
-
-def _is_regular(array: AsyncArray[Any]) -> bool:
-    """Return True if all chunks of an array have the same size."""
-    try:
-        return bool(array.chunks)
-    except NotImplementedError:
-        return False

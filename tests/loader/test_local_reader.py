@@ -1,4 +1,4 @@
-"""Load requests read with zarrs from a local disk: the same batches as annbatch's."""
+"""Load requests read from a local disk, uncompressed or with zarrs: the same batches as annbatch's."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from zarr.storage import LocalStore, MemoryStore
 
 from annbatch_distributed import DistributedSampler, Rank, StatefulLoader
 from annbatch_distributed.core.rows import runs
-from annbatch_distributed.loader import zarrs_reader
+from annbatch_distributed.loader import local_reader, zarrs_reader
 from tests.loader.test_annbatch import check_same
 
 if TYPE_CHECKING:
@@ -48,7 +48,7 @@ def test_parts_of_chunks_cover_rows_in_order(rows: list[int], chunk_size: int) -
     # the number of runs is the smallest possible
     assert len(starts) == 1 + sum(after != before + 1 for before, after in pairwise(rows))
     covered: list[int] = []
-    for number, first, end, before in zarrs_reader.parts_of(starts.tolist(), stops.tolist(), chunk_size):
+    for number, first, end, before in local_reader.parts_of(starts.tolist(), stops.tolist(), chunk_size):
         assert 0 <= first < end <= chunk_size
         assert before == len(covered)
         covered += [number * chunk_size + row for row in range(first, end)]
@@ -76,8 +76,8 @@ def sparse(folder: Path, *, rows: slice = slice(None), indptr: str = "int32", **
     return ad.io.sparse_dataset(zarr.open_group(LocalStore(folder), path="X", mode="r"))
 
 
-def written_by_annbatch(folder: Path) -> Cells:
-    write_sharded(zarr.open_group(folder), ad.AnnData(FLOATS), n_obs_per_chunk=8)
+def written_by_annbatch(folder: Path, **options: Any) -> Cells:
+    write_sharded(zarr.open_group(folder), ad.AnnData(FLOATS), n_obs_per_chunk=8, **options)
     return zarr.open_group(folder, mode="r")["X"]
 
 
@@ -106,6 +106,13 @@ READ_HERE: dict[str, Callable[[Path], list[Cells]]] = {
     "dense, several": lambda folder: [
         dense(folder / str(size), chunks=(size, N_VAR), rows=slice(size, None)) for size in (5, 40)
     ],
+    "dense, uncompressed": lambda folder: [written_by_annbatch(folder, compressors=None, shard_size=40)],
+    "dense, uncompressed, missing chunks": lambda folder: [uncompressed_with_missing(folder)],
+    "sparse, uncompressed": lambda folder: [sparse(folder, chunks=(16,), shards=(64,), compressors=None)],
+    "sparse, uncompressed, several": lambda folder: [
+        sparse(folder / str(size), chunks=(8,), shards=(size,), rows=slice(size, None), compressors=None)
+        for size in (16, 32)
+    ],
     "sparse, no values": lambda folder: [sparse(folder, rows=slice(100, None), chunks=(50,))],
     "sparse, several": lambda folder: [
         sparse(folder / str(size), chunks=(size,), rows=slice(size, None), indptr=f"int{2 * size}") for size in (16, 32)
@@ -121,10 +128,29 @@ def missing(folder: Path) -> Cells:
     return array
 
 
+def uncompressed_with_missing(folder: Path) -> Cells:
+    """Store cells of which two chunks have the fill value, and one shard is missing."""
+    values = FLOATS.copy()
+    values[8:16] = values[80:88] = 7
+    array = zarr.create_array(
+        LocalStore(folder),
+        name="X",
+        shape=values.shape,
+        dtype="float32",
+        chunks=(8, N_VAR),
+        shards=(40, N_VAR),
+        compressors=None,
+        fill_value=7,
+    )
+    array[:] = values
+    (folder / "X" / "c" / "3" / "0").unlink()
+    return zarr.open_array(LocalStore(folder), path="X", mode="r")
+
+
 @pytest.fixture
 def reads(monkeypatch: pytest.MonkeyPatch) -> dict[str, int]:
     """Count the load requests read by this package (here) and by annbatch."""
-    counts, here, by_annbatch = {"here": 0, "annbatch": 0}, zarrs_reader.read, Loader._index_datasets
+    counts, here, by_annbatch = {"here": 0, "annbatch": 0}, local_reader.read, Loader._index_datasets
 
     def read(loader: Any, rows_of: Any) -> Any:
         values = here(loader, rows_of)
@@ -135,7 +161,7 @@ def reads(monkeypatch: pytest.MonkeyPatch) -> dict[str, int]:
         counts["annbatch"] += 1
         return by_annbatch(loader, rows_of)
 
-    monkeypatch.setattr(zarrs_reader, "read", read)
+    monkeypatch.setattr(local_reader, "read", read)
     monkeypatch.setattr(Loader, "_index_datasets", index_datasets)
     return counts
 
@@ -169,7 +195,7 @@ def arrays_in(cells: Any) -> list[Any]:
 
 @pytest.mark.parametrize("layout", READ_HERE)
 @pytest.mark.parametrize(("prefetch", "is_masked"), [(1, False), (0, True)])
-def test_zarrs_reader_reads_like_annbatch(
+def test_local_reader_reads_like_annbatch(
     layout: str, prefetch: int, is_masked: bool, tmp_path: Path, reads: dict[str, int]
 ) -> None:
     cells = READ_HERE[layout](tmp_path)
@@ -241,9 +267,9 @@ def test_one_unsupported_dataset_falls_back_whole_request(tmp_path: Path) -> Non
     """If zarrs can't read one dataset of a load request, annbatch reads all of it."""
     ours, _ = loaders([dense(tmp_path), *in_memory_of_zarr(tmp_path)])
     rows = np.array([3, 4, 9])
-    values = zarrs_reader.read(ours, {0: rows})
+    values = local_reader.read(ours, {0: rows})
     np.testing.assert_array_equal(values, FLOATS[rows])
-    assert zarrs_reader.read(ours, {1: rows}) is zarrs_reader.read(ours, {0: rows, 1: rows}) is None
+    assert local_reader.read(ours, {1: rows}) is local_reader.read(ours, {0: rows, 1: rows}) is None
 
 
 def test_array_that_raises_for_missing_chunks_falls_back(tmp_path: Path, reads: dict[str, int]) -> None:

@@ -1,0 +1,87 @@
+"""Batches: the rows of a load request in annbatch's form.
+
+annbatch gathers sparse rows through SciPy, which converts and checks the indices of whole load requests. This takes
+longer than reading. Here, the values of a row are a slice, and NumPy joins and converts the slices of a batch at once.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from typing import Any, Literal
+
+import numpy as np
+import numpy.typing as npt
+import scipy.sparse as sp
+from annbatch.utils import CSRContainer, convert
+
+from annbatch_distributed.core.request import Split
+from annbatch_distributed.loader._annbatch import Loaded
+
+_MOST_INT32 = np.iinfo(np.int32).max
+
+
+def batches_of(
+    loaded: Loaded, splits: Sequence[Split], dtype: np.dtype[Any] | None, to: Literal["torch", "jax"] | None
+) -> Iterator[dict[str, Any]]:
+    """Yield the batches of a load request; values of ``X`` have ``dtype``, or the dtype in which they are stored."""
+    if dtype is not None:
+        check_dtype(loaded.rows, dtype)
+    # a table of all batches, whose slices are cheap: pandas takes long to gather rows, however few
+    obs = None if loaded.obs is None else loaded.obs.iloc[loaded.places[np.concatenate([*splits])]]
+    first = 0
+    for split in splits:
+        at = loaded.places[split]
+        x = rows_at(loaded.rows, at, dtype)
+        yield {
+            "X": x if to is None else convert(x, preload_to_gpu=False, to=to),
+            "obs": None if obs is None else obs.iloc[first : first + len(at)],
+            "var": loaded.var,
+            "index": None if loaded.index is None else loaded.index[at],
+        }
+        first += len(at)
+
+
+def rows_at(
+    rows: CSRContainer | npt.NDArray[Any], at: npt.NDArray[np.intp], dtype: np.dtype[Any] | None
+) -> sp.csr_matrix | npt.NDArray[Any]:
+    """Return the rows at some places."""
+    if not isinstance(rows, CSRContainer):
+        return rows[at].astype(rows.dtype if dtype is None else dtype, copy=False)
+    data, indices, bounds = rows.elems
+    starts, stops = bounds[at], bounds[at + 1]
+    indptr = np.append(0, np.cumsum(stops - starts))
+    # as SciPy chooses it, which would otherwise convert what it gets
+    index_dtype = np.int32 if max(indptr[-1], *rows.shape) <= _MOST_INT32 else np.int64
+    slices = [*map(slice, starts.tolist(), stops.tolist())]
+    values, columns = _joined(data, slices, dtype or data.dtype), _joined(indices, slices, np.dtype(index_dtype))
+    return sp.csr_matrix((values, columns, indptr.astype(index_dtype)), shape=(len(at), rows.shape[1]))
+
+
+def _joined(values: npt.NDArray[Any], slices: Sequence[slice], dtype: np.dtype[Any]) -> npt.NDArray[Any]:
+    """Return slices of an array one after the other, with a dtype; as ``numpy.concatenate``, in two thirds the time."""
+    view = memoryview(values)
+    joined = bytearray().join([view[one] for one in slices])
+    return np.frombuffer(joined, values.dtype).astype(dtype, copy=False)
+
+
+def check_dtype(rows: CSRContainer | npt.NDArray[Any], dtype: np.dtype[Any]) -> None:
+    """Raise a ValueError if rows of a load request can't have values of a dtype."""
+    if isinstance(rows, CSRContainer) and dtype == np.float16:
+        raise ValueError("dtype='float16' is for dense cells, as SciPy has no sparse ones. Pass dtype='float32'.")
+    values = rows.elems[0] if isinstance(rows, CSRContainer) else rows
+    if dtype.kind in "iu" and not np.can_cast(values.dtype, dtype):
+        with np.errstate(invalid="ignore"):  # of NaN, which is reported
+            wrong = values[values.astype(dtype) != values]
+        if len(wrong):
+            raise ValueError(
+                f"dtype={str(dtype)!r} must hold all values of X, got {wrong.flat[0]}. Pass a larger dtype."
+            )
+
+
+def with_dtype(rows: CSRContainer | npt.NDArray[Any], dtype: np.dtype[Any]) -> CSRContainer | npt.NDArray[Any]:
+    """Return rows of a load request with values of a dtype; raise as :func:`check_dtype`."""
+    check_dtype(rows, dtype)
+    if not isinstance(rows, CSRContainer):
+        return rows.astype(dtype, copy=False)
+    data, indices, indptr = rows.elems
+    return CSRContainer((data.astype(dtype, copy=False), indices, indptr), rows.shape, dtype)

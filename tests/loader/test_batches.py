@@ -1,0 +1,128 @@
+"""Batches of a StatefulLoader: the same values, dtypes and forms as annbatch's, for every dtype that annbatch takes."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+import anndata as ad
+import numpy as np
+import pandas as pd
+import pytest
+import scipy.sparse as sp
+import torch
+import zarr
+from annbatch import Loader, write_sharded
+from annbatch.samplers import RandomSampler
+from annbatch.utils import CSRContainer
+from zarr.storage import LocalStore
+
+from annbatch_distributed import DistributedSampler, Rank, StatefulLoader
+from annbatch_distributed.loader import stateful
+from annbatch_distributed.loader.batches import rows_at
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+N_OBS, N_VAR = 90, 11
+RNG = np.random.default_rng(0)
+VALUES = RNG.integers(0, 100, (N_OBS, N_VAR)) * (RNG.random((N_OBS, N_VAR)) < 0.5)
+VALUES[[3, 40, 41]] = 0
+OBS = pd.DataFrame(
+    {"cell_type": pd.Categorical(RNG.choice(["B", "T"], N_OBS)), "age": RNG.integers(9, size=N_OBS)},
+    index=[f"cell {number}" for number in range(N_OBS)],
+)
+DTYPES = "bool", "uint8", "int16", "uint16", "int32", "uint32", "int64", "uint64", "float32", "float64"
+
+
+def cells(dtype: str, layout: str, folder: Path) -> list[ad.AnnData]:
+    """Create two datasets of cells, in memory or stored."""
+    parts = []
+    for rows in (slice(0, 50), slice(50, None)):
+        values: Any = VALUES[rows].astype(dtype)
+        if "sparse" in layout:
+            values = sp.csr_matrix(values)
+        part = ad.AnnData(values, obs=OBS[rows])
+        if "stored" in layout:
+            path = LocalStore(folder / str(rows.start))
+            compressors: Any = None if "uncompressed" in layout else "auto"
+            write_sharded(zarr.open_group(path), part, n_obs_per_chunk=4, shard_size=16, compressors=compressors)
+            array: Any = zarr.open_group(path, mode="r")["X"]
+            part = ad.AnnData(array if isinstance(array, zarr.Array) else ad.io.sparse_dataset(array), obs=OBS[rows])
+        parts.append(part)
+    return parts
+
+
+def arrays_in(values: Any) -> list[Any]:
+    """Return the arrays of a batch: of a matrix or a tensor of SciPy, NumPy, PyTorch or JAX."""
+    if isinstance(values, torch.Tensor) and values.layout == torch.sparse_csr:
+        return [values.values().numpy(), values.col_indices().numpy(), values.crow_indices().numpy()]
+    if hasattr(values, "indptr"):
+        return [np.asarray(values.data), np.asarray(values.indices), np.asarray(values.indptr)]
+    return [np.asarray(values)]
+
+
+def both(adatas: list[ad.AnnData], **options: Any) -> list[list[dict[str, Any]]]:
+    """Return the batches of a StatefulLoader, and those of annbatch's Loader."""
+    return [[*loader_of(kind, adatas, **options)] for kind in (StatefulLoader, Loader)]
+
+
+def loader_of(kind: Any, adatas: list[ad.AnnData], **options: Any) -> Any:
+    sampler = DistributedSampler(RandomSampler(4, 6, 8), dist_info=Rank(0, 1), seed=0, remainder="exact")
+    return kind(batch_sampler=sampler, preload_to_gpu=False, **options).add_adatas(adatas)
+
+
+@pytest.mark.parametrize("place", ["in memory", "stored", "stored, uncompressed"])
+@pytest.mark.parametrize("layout", ["sparse", "dense"])
+@pytest.mark.parametrize("dtype", DTYPES)
+def test_batches_are_those_of_annbatch(dtype: str, layout: str, place: str, tmp_path: Path) -> None:
+    adatas = cells(dtype, f"{layout}, {place}", tmp_path)
+    for to in (None, "torch", "jax"):
+        batches, others = both(adatas, to=to, return_index=True)
+        assert len(batches) == len(others) == 12
+        for ours, theirs in zip(batches, others, strict=True):
+            assert ours.keys() == theirs.keys()
+            assert type(ours["X"]) is type(theirs["X"])
+            assert ours["X"].shape == theirs["X"].shape
+            for one, other in zip(arrays_in(ours["X"]), arrays_in(theirs["X"]), strict=True):
+                assert (one.dtype, one.shape, one.tobytes()) == (other.dtype, other.shape, other.tobytes())
+            np.testing.assert_array_equal(ours["index"], theirs["index"])
+            for name in ("obs", "var"):
+                pd.testing.assert_frame_equal(ours[name], theirs[name])
+
+
+@pytest.mark.parametrize("layout", ["sparse", "dense"])
+def test_annbatch_makes_the_same_batches_of_load_requests(
+    layout: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """With preload_to_gpu, annbatch makes the batches of each load request, in the dtype of the loader."""
+    adatas = cells("uint8", f"{layout}, stored", tmp_path)
+    for prefetch in (0, 2):
+        loader = loader_of(StatefulLoader, adatas, to="torch", dtype="float32", prefetch=prefetch)
+        expected = [*loader]
+        loader.set_epoch(0)
+        with monkeypatch.context() as patched:
+            patched.setattr(stateful, "preloads_to_gpu", lambda _: True)
+            batches = [*loader]
+        for one, other in zip(batches, expected, strict=True):
+            assert one["X"].dtype == other["X"].dtype == torch.float32
+            np.testing.assert_array_equal(one["X"].to_dense(), other["X"].to_dense())
+            pd.testing.assert_frame_equal(one["obs"], other["obs"])
+
+
+def test_changing_a_batch_changes_no_other(tmp_path: Path) -> None:
+    """Batches of a load request may be changed, as by scaling in place."""
+    adatas = cells("float32", "sparse, stored", tmp_path)
+    for batch, other in zip(*(loader_of(StatefulLoader, adatas, to="torch") for _ in range(2)), strict=True):
+        np.testing.assert_array_equal(batch["X"].to_dense(), other["X"].to_dense())
+        pd.testing.assert_frame_equal(batch["obs"], other["obs"])
+        batch["X"].values().mul_(0)
+        batch["obs"]["age"] = -1
+
+
+@pytest.mark.parametrize("dtype", [None, np.dtype("float64")])
+def test_no_rows_make_an_empty_batch(dtype: Any) -> None:
+    rows = sp.csr_matrix(VALUES.astype("uint8"))
+    container = CSRContainer((rows.data, rows.indices, rows.indptr), rows.shape, rows.dtype)
+    batch = rows_at(container, np.array([], dtype=np.intp), dtype)
+    assert (batch.shape, batch.nnz, batch.dtype) == ((0, N_VAR), 0, dtype or np.uint8)
+    assert rows_at(VALUES, np.array([], dtype=np.intp), dtype).shape == (0, N_VAR)
