@@ -7,7 +7,9 @@ from typing import TYPE_CHECKING, Any
 import anndata as ad
 import numpy as np
 import pytest
+import scipy.sparse as sp
 import zarr
+from annbatch import DatasetCollection
 from annbatch.samplers import RandomSampler
 from zarr.storage import MemoryStore
 
@@ -16,6 +18,8 @@ from tests.samplers import request_rows
 from tests.stores import Counting
 
 if TYPE_CHECKING:
+    from pathlib import Path
+
     from annbatch_distributed.core.lanes import Remainder
     from annbatch_distributed.core.masks import AnyMask
 
@@ -75,6 +79,53 @@ def test_epoch_reads_few_chunks_twice(
         ratio, rows = chunks_read(counted, sampler)
         assert sorted(rows) == sorted(sampler.plan(N_OBS).shard(1).rows)
         assert ratio <= (1.02 if fold == "all" else 1.05)
+
+
+@pytest.fixture(scope="module")
+def counted_sparse() -> tuple[Counting, ad.AnnData]:
+    """Cells with a lognormal number of genes, as of real cells, in chunks of the mean number of values of 64 cells."""
+    rng = np.random.default_rng(0)
+    indptr = np.append(0, np.cumsum(np.clip(25 * np.exp(0.5 * rng.standard_normal(N_OBS)), 2, 200).astype(np.int64)))
+    indices = np.arange(indptr[-1]) - np.repeat(indptr[:-1], np.diff(indptr))
+    data = np.repeat(np.arange(N_OBS, dtype="float32"), np.diff(indptr))
+    store = Counting(MemoryStore())
+    group = zarr.create_group(store).create_group("X")
+    group.attrs.update({"encoding-type": "csr_matrix", "encoding-version": "0.1.0", "shape": [N_OBS, 200]})
+    chunk = len(data) * CHUNK // N_OBS
+    for name, values in {"data": data, "indices": indices, "indptr": indptr}.items():
+        array = group.create_array(name, shape=values.shape, chunks=(chunk,), dtype=values.dtype)
+        array[:] = values
+    return store, ad.AnnData(ad.io.sparse_dataset(group))
+
+
+@pytest.mark.parametrize(("chunk_size", "most"), [(64, 2.1), (256, 1.3), (512, 1.17)])
+@pytest.mark.parametrize("fold", FOLDS)
+def test_long_runs_decode_few_values_that_no_row_has(
+    counted_sparse: tuple[Counting, ad.AnnData], fold: str, chunk_size: int, most: float
+) -> None:
+    """Runs of cells rarely end where chunks of values end, so the last chunk of a run is decoded for few values."""
+    store, cells = counted_sparse
+    array: Any = cells.X.group["data"]
+    sampler = RandomSampler(chunk_size, 2_048 // chunk_size, 256)
+    distributed = DistributedSampler(sampler, dist_info=Rank(1, 2), seed=3, mask=FOLDS[fold])
+    loader = StatefulLoader(batch_sampler=distributed, return_index=True, preload_to_gpu=False).add_adata(cells)
+    store.n_read.clear()
+    batches = [*loader]
+    rows = distributed.plan(N_OBS).shard(1).rows
+    assert sorted(np.concatenate([batch["index"] for batch in batches])) == sorted(rows)
+    assert all((batch["X"].data == np.repeat(batch["index"], np.diff(batch["X"].indptr))).all() for batch in batches)
+    n_decoded = sum(n for key, n in store.n_read.items() if "data/c/" in key) * array.chunks[0]
+    assert 1 < n_decoded / sum(batch["X"].nnz for batch in batches) < most
+
+
+def test_collection_of_sparse_cells_is_read_in_runs_of_four_chunks(tmp_path: Path) -> None:
+    """from_collection reads runs of at least four chunks, even if little memory leaves room for few runs."""
+    cells = ad.AnnData(sp.random(4_000, 100, density=0.2, format="csr", dtype=np.float32, random_state=0))
+    cells.write_h5ad(tmp_path / "cells.h5ad")
+    collection = DatasetCollection(tmp_path / "cells.zarr").add_adatas([tmp_path / "cells.h5ad"], n_obs_per_chunk=40)
+    for memory in (250_000, 10**6, 10**9):
+        loader = StatefulLoader.from_collection(collection, dist_info=Rank(0, 1), memory=memory, batch_size=32)
+        assert loader.state_dict()["identity"]["sampler"]["chunk_size"] >= 4 * 40
 
 
 @pytest.mark.parametrize("sharding", ["contiguous", "shuffled"])

@@ -68,7 +68,7 @@ def test_commands_plan_what_from_collection_reads(collection: Path, capsys: pyte
     assert (found["remainder"], found["sharding"], found["seed"]) == (identity["remainder"], "contiguous", 0)
     sizes = {name: found[name] for name in ("chunk_size", "preload_nchunks", "batch_size")}
     assert sizes == {name: identity["sampler"][name] for name in sizes}
-    small, large = (planned(capsys, collection, "--batch-size", 16, "--memory", size) for size in ("9kB", "1GB"))
+    small, large = (planned(capsys, collection, "--batch-size", 16, "--memory", size) for size in ("3kB", "1GB"))
     assert small["chunk_size"] * small["preload_nchunks"] < large["chunk_size"] * large["preload_nchunks"]
 
 
