@@ -1,14 +1,15 @@
-"""Rows per second of two ranks from disk to the step, relative to annbatch, for this package and other libraries.
+"""Rows per second from disk to the step, relative to annbatch, for this package and other libraries.
 
 Each library writes the same simulated cells in its own format, sparse and dense, and reads them from the page cache.
-Two processes are the ranks of a job; they synchronize after every step and do nothing else in it. Each library is used
-as its documentation recommends, in its own environment, see benchmarks/libraries. Before anything is measured, each
-method is checked: it must read nearly all cells, each once, in two epochs.
+Cells have a lognormal number of genes, and two columns of labels. Two processes are the ranks of a job; they
+synchronize after every step and do nothing else in it. annbatch and this package are also measured in one process. Each
+library is used as its documentation recommends, in its own environment, see benchmarks/libraries. Before anything is
+measured, each method is checked: it must read nearly all cells, each once, in two epochs.
 
 Every round measures each method once, in a different order, epochs 0 and 1 in turn. Libraries that count epochs
 themselves have later epochs then, and much slower methods run only in the first rounds. annbatch runs twice in every
-round, as a control. Medians and ranges over the rounds are reported, in rows per second of the job, and relative to
-annbatch in the same round and epoch. Measurements go to a JSON file, with the versions, and to a figure.
+round, as a control. Medians and ranges over the rounds are reported, in rows per second of the job and per core second,
+relative to annbatch in the same round and epoch. Measurements go to a JSON file, with the versions, and to a figure.
 
     python -m benchmarks.end_to_end                                # some minutes; the figure of the documentation
     python -m benchmarks.end_to_end --small --out small.svg        # the same at a size for tests
@@ -30,7 +31,7 @@ from typing import Any
 import numpy as np
 
 from benchmarks import figures, libraries
-from benchmarks.libraries.cells import FIRST
+from benchmarks.libraries.cells import make
 
 FIGURE = Path(__file__).parents[1] / "docs" / "_static" / "end_to_end.svg"
 WORLD_SIZE = 2
@@ -38,8 +39,6 @@ WORLD_SIZE = 2
 CONFIGURATION = 64, 16, 256
 LIBRARIES = "annbatch", "mosaicml_streaming", "scdataset", "tiledbsoma_ml"
 REFERENCE = "annbatch"
-#: Genes of sparse cells, and how many of them a cell expresses, about as cells of 10x do; and columns of dense cells.
-N_GENES, N_EXPRESSED, N_DENSE = 20_000, 1_000, 2_000
 #: The part of the cells that is read at least: the others would make batches that not every rank has.
 LEAST = 0.9
 #: Libraries that read the cells in the same order in each epoch.
@@ -48,36 +47,25 @@ SAME_ORDERS = {"tiledbsoma_ml"}
 FEW_ROUNDS, SLOW = 2, 0.6
 
 
-def make(kind: str, n_obs: int, path: Path) -> None:
-    """Simulate cells, and write them for all libraries to write in their format."""
-    rng = np.random.default_rng(0)
-    numbers = FIRST + np.arange(n_obs)
-    if kind == "dense":
-        cells = rng.random((n_obs, N_DENSE), dtype=np.float32)
-        cells[:, 0] = numbers
-        np.savez(path, cells=cells)
-        return
-    every = N_GENES // N_EXPRESSED
-    genes = np.arange(0, N_GENES, every, dtype=np.int32) + rng.integers(0, every, (n_obs, N_EXPRESSED), dtype=np.int32)
-    counts = 1 + rng.poisson(1, genes.size).astype(np.float32)
-    counts[::N_EXPRESSED] = numbers
-    bounds = np.arange(0, genes.size + 1, N_EXPRESSED)
-    np.savez(path, data=counts, indices=genes.ravel(), indptr=bounds, shape=np.array((n_obs, N_GENES)))
-
-
 def together(found: list[dict[str, float]]) -> dict[str, float]:
-    """Return what all ranks have measured as a job's: its rows per second, and the longest waits."""
-    rate = sum(rank["rows"] for rank in found) / max(rank["seconds"] for rank in found)
-    return {"rows/s": rate, **{name: max(rank[name] for rank in found) for name in ("longest wait", "99 % of waits")}}
+    """Return what all ranks have measured as a job's: its rows per second and core second, and the longest waits."""
+    n_rows = sum(rank["rows"] for rank in found)
+    return {
+        "rows/s": n_rows / max(rank["seconds"] for rank in found),
+        "rows/core s": n_rows / sum(rank["core seconds"] for rank in found),
+        **{name: max(rank[name] for rank in found) for name in ("longest wait", "99 % of waits")},
+    }
 
 
-def measure(folders: dict[str, Path], configuration: tuple[int, ...], repeats: int, n_obs: int) -> list[dict[str, Any]]:
+def measure(
+    folders: dict[str, Path], configuration: tuple[int, ...], repeats: int, n_obs: int, world_size: int
+) -> list[dict[str, Any]]:
     """Return what every way has measured in every round and epoch, after a look at what it reads."""
     measured = []
     with ExitStack() as jobs:
         ranks = {
             library: jobs.enter_context(
-                libraries.Ranks(library, "serve", folder, "shared", *configuration, world_size=WORLD_SIZE)
+                libraries.Ranks(library, "serve", folder, "shared", *configuration, world_size=world_size)
             )
             for library, folder in folders.items()
         }
@@ -94,7 +82,8 @@ def measure(folders: dict[str, Path], configuration: tuple[int, ...], repeats: i
                 _, way, job = ways[place]
                 for epoch in (0, 1):
                     found = together(job.ask(way=way, epoch=epoch, step=0))
-                    measured.append({"round": number, "way": way, "epoch": epoch, "rows": rows[way]} | found)
+                    about = {"ranks": world_size, "round": number, "way": way, "epoch": epoch, "rows": rows[way]}
+                    measured.append(about | found)
     return sorted(measured, key=lambda one: list(rows).index(one["way"]))
 
 
@@ -124,23 +113,28 @@ def check(way: str, read: list[list[list[int]]], n_obs: int, *, other_orders: bo
 
 def summary(kind: str, configuration: tuple[int, ...], measured: list[dict[str, Any]]) -> list[dict[str, Any]]:
     """Return a line for each way and epoch: medians over the rounds, and ranges."""
-    rates = {(one["way"], one["epoch"], one["round"]): one["rows/s"] for one in measured}
+    of_reference = {(one["epoch"], one["round"]): one for one in measured if one["way"] == REFERENCE}
     lines = []
-    for way, epoch in dict.fromkeys(key[:2] for key in rates):
-        own = {number: rate for (name, when, number), rate in rates.items() if (name, when) == (way, epoch)}
-        parts = [rate / rates[REFERENCE, epoch, number] for number, rate in own.items()]
+    for way, epoch in dict.fromkeys((one["way"], one["epoch"]) for one in measured):
+        own = [one for one in measured if (one["way"], one["epoch"]) == (way, epoch)]
+        # in rows per second, and in rows per core second
+        parts, core_parts = (
+            [one[name] / of_reference[epoch, one["round"]][name] for one in own] for name in ("rows/s", "rows/core s")
+        )
         lines.append(
             {
                 "collection": kind,
                 "configuration": configuration,
+                "ranks": own[0]["ranks"],
                 "way": way,
                 "epoch": epoch,
                 "rounds": len(own),
-                "rows": next(one["rows"] for one in measured if one["way"] == way),
-                "rows/s": statistics.median(own.values()),
+                "rows": own[0]["rows"],
+                "rows/s": statistics.median(one["rows/s"] for one in own),
                 "of annbatch's": statistics.median(parts),
                 "least": min(parts),
                 "most": max(parts),
+                "of annbatch's per core": statistics.median(core_parts),
             }
         )
     return lines
@@ -150,7 +144,8 @@ def text_of(line: dict[str, Any]) -> str:
     """Return a line of a table."""
     name = "/".join(map(str, line["configuration"]))
     return (
-        f"{line['collection']:>10}  {name:>11}  {line['epoch']:5}  {line['way']:<33}  {line['rows/s']:9.0f}  "
+        f"{line['collection']:>10}  {name:>11}  {line['ranks']:5}  {line['epoch']:5}  {line['way']:<55}  "
+        f"{line['rows/s']:9.0f}  {line["of annbatch's per core"]:8.2f}  "
         f"{line["of annbatch's"]:5.2f} ({line['least']:.2f} to {line['most']:.2f}, {line['rounds']} rounds)"
     )
 
@@ -162,7 +157,9 @@ def draw(lines: list[dict[str, Any]], out: Path) -> None:
     with figures.figure(out, 5.6, len(kinds) * (0.7 + 0.19 * len(ways))) as figure:
         axes = figure.subplots(nrows=len(kinds), sharex=True, squeeze=False)[:, 0]
         for axis, kind in zip(axes, kinds, strict=True):
-            own = [line for line in lines if (line["collection"], line["epoch"]) == (kind, 1)]
+            own = [
+                line for line in lines if (line["collection"], line["ranks"], line["epoch"]) == (kind, WORLD_SIZE, 1)
+            ]
             colors = [figures.BLUE if "distributed" in line["way"] else figures.GRAY for line in own]
             ratios = [line["of annbatch's"] for line in own]
             bars = axis.barh(range(len(own)), ratios, 0.75, color=colors)
@@ -192,7 +189,7 @@ def main() -> None:
     n_obs, repeats = 16_400 if arguments.small else 60_011, arguments.rounds or (1 if arguments.small else 41)
     versions: dict[str, Any] = {"python": platform.python_version()}
     print(f"{n_obs:.0e} cells, {WORLD_SIZE} ranks, {os.cpu_count()} cores")
-    print("collection  chunk/.../b  epoch  way                                   rows/s  of annbatch's", flush=True)
+    print(f"collection  chunk/.../b  ranks  epoch  {'way':<55}     rows/s  per core  of annbatch's", flush=True)
     lines: list[dict[str, Any]] = []
     with tempfile.TemporaryDirectory() as temporary:
         for kind in ("sparse",) if arguments.small else ("sparse", "dense"):
@@ -201,10 +198,11 @@ def main() -> None:
             folders = {library: Path(temporary) / f"{kind}-{library}" for library in arguments.only}
             for library, folder in folders.items():
                 versions[library] = libraries.run(library, "write", source, folder)["versions"]
-            found = summary(kind, CONFIGURATION, measure(folders, CONFIGURATION, repeats, n_obs))
-            for line in found:
-                print(text_of(line), flush=True)
-            lines += found
+            for world_size, compared in {1: {REFERENCE: folders[REFERENCE]}, WORLD_SIZE: folders}.items():
+                measured = measure(compared, CONFIGURATION, repeats, n_obs, world_size)
+                found = summary(kind, CONFIGURATION, measured)
+                print(*map(text_of, found), sep="\n", flush=True)
+                lines += found
     print(versions)
     draw(lines, arguments.out)
     written = {"cells": n_obs, "cores": os.cpu_count(), "rounds": repeats, "versions": versions, "lines": lines}

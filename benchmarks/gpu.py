@@ -31,8 +31,7 @@ from annbatch import DatasetCollection, Loader
 from annbatch.samplers import RandomSampler
 
 from annbatch_distributed import DistributedSampler, Rank, StatefulLoader
-from benchmarks.end_to_end import make
-from benchmarks.libraries.cells import matrix
+from benchmarks.libraries.cells import make, matrix
 
 SIZES = 64, 32, 256
 DEVICE = torch.device("cuda" if torch.cuda.is_available() else "cpu")

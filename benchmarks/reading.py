@@ -35,7 +35,8 @@ from typing import Any
 import numpy as np
 
 from benchmarks import figures, libraries
-from benchmarks.end_to_end import WORLD_SIZE, make, together
+from benchmarks.end_to_end import WORLD_SIZE, together
+from benchmarks.libraries.cells import make
 
 #: Of an epoch: rows per second, and of the waits after the first one, the longest and the 99th percentile.
 type Epoch = dict[str, float]

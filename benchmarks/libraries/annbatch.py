@@ -15,8 +15,9 @@ from annbatch.samplers import RandomSampler
 from torch.utils.data import DataLoader
 
 from annbatch_distributed import DistributedSampler, Rank, StatefulLoader
+from annbatch_distributed.collect import collect
 from annbatch_distributed.loader.workers import WorkerDataLoader
-from benchmarks.libraries.cells import matrix
+from benchmarks.libraries.cells import anndata_of
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
@@ -28,13 +29,19 @@ if TYPE_CHECKING:
 PACKAGES = "annbatch", "annbatch-distributed", "anndata", "numpy", "torch", "zarr", "zarrs"
 WORKERS = 2
 UNCOMPRESSED = "uncompressed"
+#: Collections that ``annbatch-distributed collect`` writes: by default, and with ``--compression none``.
+COLLECTED, COLLECTED_UNCOMPRESSED = "collect", "collect, uncompressed"
 
 
 def write(source: Path, folder: Path) -> None:
-    """Write a collection in chunks of 64 rows, annbatch's default, and one without compression."""
-    cells = ad.AnnData(matrix(source))
-    write_sharded(zarr.open_group(folder, mode="w"), cells)
-    write_sharded(zarr.open_group(folder / UNCOMPRESSED, mode="w"), cells, compressors=None)
+    """Write collections: of annbatch, by default in chunks of 64 rows and compressed, and of this package."""
+    cells = anndata_of(source)
+    folder.mkdir(parents=True)
+    for name, options in {"annbatch": {}, UNCOMPRESSED: {"compressors": None}}.items():
+        write_sharded(zarr.open_group(folder / name / "dataset_0", mode="w"), cells, **options)
+    cells.write_h5ad(folder / "cells.h5ad")
+    for name, compression in {COLLECTED: "lz4", COLLECTED_UNCOMPRESSED: "none"}.items():
+        collect(folder / "cells.h5ad", folder / name, compression=compression, tell=lambda line: None)  # noqa: ARG005 it is not shown
 
 
 def loader(folder: Path, configuration: Configuration, dist_info: Rank, way: str) -> Loader[Any, Any]:
@@ -47,8 +54,12 @@ def loader(folder: Path, configuration: Configuration, dist_info: Rank, way: str
     else:
         ours = DistributedSampler(sampler, dist_info=dist_info, seed=0)
         made = StatefulLoader(batch_sampler=ours, preload_to_gpu=False, prefetch=int("prefetch" in way))
-    cells: Any = zarr.open_group(folder / UNCOMPRESSED if UNCOMPRESSED in way else folder, mode="r")["X"]
-    return made.add_adata(ad.AnnData(X=cells if isinstance(cells, zarr.Array) else ad.io.sparse_dataset(cells)))
+    # the longest name, as one is a part of another
+    stores = [name for name in (COLLECTED_UNCOMPRESSED, UNCOMPRESSED, COLLECTED) if name in way]
+    group: Any = zarr.open_group(folder / (stores[0] if stores else "annbatch") / "dataset_0", mode="r")
+    obs: Any = ad.io.read_elem(group["obs"])
+    cells, obs = group["X"], obs[["cell_type", "donor"]]
+    return made.add_adata(ad.AnnData(cells if isinstance(cells, zarr.Array) else ad.io.sparse_dataset(cells), obs=obs))
 
 
 def epoch_of(made: Loader[Any, Any], epoch: int) -> Iterator[Any]:
@@ -72,8 +83,9 @@ def loaders(folder: Path, configuration: Configuration, rank: int, world_size: i
     zarr.config.set({"codec_pipeline.path": "zarrs.ZarrsCodecPipeline"})
     ways: dict[str, Way] = {}
     ours = "annbatch-distributed", "annbatch-distributed, prefetch=1"
-    plain = [f"{name}, {UNCOMPRESSED}" for name in ("annbatch", *ours)]
-    for name in ("annbatch", "annbatch, again", *ours, *plain):
+    others = [f"annbatch, {UNCOMPRESSED}"]
+    others += [f"{name}, {store}" for store in (COLLECTED, COLLECTED_UNCOMPRESSED) for name in ours]
+    for name in ("annbatch", "annbatch, again", *ours, *others):
         ways[name] = partial(epoch_of, loader(folder, configuration, Rank(rank, world_size), name))
     for name in ("annbatch", "annbatch-distributed"):
         made = loader(folder, configuration, Rank(rank, world_size), name)

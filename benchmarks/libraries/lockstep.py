@@ -8,8 +8,7 @@ import sys
 import tempfile
 import threading
 import time
-from functools import partial
-from itertools import cycle, islice
+from itertools import chain, cycle, islice
 from multiprocessing.connection import Client, Listener
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -17,7 +16,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 import torch
 
-from benchmarks.libraries.cells import FIRST
+from benchmarks.libraries.cells import numbers_of
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Iterator
@@ -97,13 +96,14 @@ def in_lock_step(loader: Iterable[Any], work: Callable[[Any], None] | None, meet
 
     Returns
     -------
-    Seconds, rows and batches of this rank; of the seconds that a step waits for its batch, but for the first,
-    the longest and the 99th percentile; and the seconds until the first batch.
+    Seconds, seconds of all threads on cores, rows and batches of this rank; of the seconds that a step waits for its
+    batch, but for the first, the longest and the 99th percentile; and the seconds until the first batch.
     """
     n_rows, waits = 0, []
     meeting.all_have(loader)  # all begin together
     batches = iter(loader)
     began = asked = time.perf_counter()
+    on_cores = time.process_time()
     while True:
         cells = next(batches, None)
         waits.append(time.perf_counter() - asked)
@@ -117,6 +117,7 @@ def in_lock_step(loader: Iterable[Any], work: Callable[[Any], None] | None, meet
     later = waits[1:-1]
     return {
         "seconds": took,
+        "core seconds": time.process_time() - on_cores,
         "rows": n_rows,
         "batches": len(waits) - 1,
         "longest wait": max(later),
@@ -180,23 +181,18 @@ def serve(library: Any, out: Any, folder: str, cores: str, *configuration: str) 
         # a thread that reads ahead has its core already
         if for_steps and "way" in asked and not (step and "prefetch" in asked["way"]):
             loader = reads_on(all_cores - for_steps, loader)
-        numbers: list[int] = []
-        answer: dict[str, Any] = in_lock_step(
-            loader, partial(note_numbers, numbers) if step == "note" else work, meeting
-        )
-        print(json.dumps(answer | ({"numbers": numbers} if numbers else {})), file=out, flush=True)
+        numbers = list[list[int]]()
+        note = compose(numbers.append, numbers_of)
+        answer: dict[str, Any] = in_lock_step(loader, note if step == "note" else work, meeting)
+        if numbers:
+            answer["numbers"] = [*chain.from_iterable(numbers)]
+        print(json.dumps(answer), file=out, flush=True)
     torch.distributed.destroy_process_group()
 
 
-def note_numbers(numbers: list[int], cells: Any) -> None:  # noqa: ANN401 whatever a library gives
-    """Note which cells a batch has: the largest value of each is its number, beyond ``FIRST``."""
-    if isinstance(cells, torch.Tensor) and cells.layout == torch.sparse_csr:
-        greatest = np.maximum.reduceat(cells.values().numpy(), cells.crow_indices()[:-1].numpy())
-    elif isinstance(cells, torch.Tensor | np.ndarray):
-        greatest = np.asarray(cells).max(axis=1)
-    else:
-        greatest = cells.max(axis=1).toarray().ravel()
-    numbers.extend((greatest - FIRST).astype(int).tolist())
+def compose(last: Callable[[Any], None], first: Callable[[Any], Any]) -> Callable[[Any], None]:
+    """Return a function that calls one function with the result of another."""
+    return lambda value: last(first(value))
 
 
 def sleep_for(seconds: float) -> Callable[[Any], None]:
