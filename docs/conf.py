@@ -152,6 +152,7 @@ autosummary_context = {
             "next_epoch",
             "batches_done",
             "prefetch",
+            "waited",
             "plan",
             "cells_of",
             "genes_measured",

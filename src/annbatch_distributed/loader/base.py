@@ -30,6 +30,7 @@ from annbatch_distributed.core.values import BOUND, integer, plural
 from annbatch_distributed.cursor import Cursor
 from annbatch_distributed.loader.callers import refuse_dispatch
 from annbatch_distributed.loader.lightning import Training, errors_explained, training_on
+from annbatch_distributed.loader.waiting import Waits
 from annbatch_distributed.ranks import DistInfo, Placement
 from annbatch_distributed.reports import EpochPlan
 from annbatch_distributed.sampler import DistributedSampler, cursor_of
@@ -96,7 +97,7 @@ def shown(title: str, about: Mapping[str, object]) -> str:
     return "\n".join([title, *(f"    {name}: {value}" for name, value in about.items())])
 
 
-class BaseLoader(IterableDataset, ABC):  # type: ignore[type-arg]  # without torch, it has no parameters
+class BaseLoader(Waits, IterableDataset, ABC):  # type: ignore[type-arg]  # without torch, it has no parameters
     """Base class of :class:`.EpochLoader`, without reading.
 
     Parameters
@@ -242,7 +243,8 @@ class BaseLoader(IterableDataset, ABC):  # type: ignore[type-arg]  # without tor
 
     def _about(self) -> dict[str, str]:
         """Return what a user wants to know of the loader at a glance, by name; without asking for the rank."""
-        return {"rank": self._rank_about, "batches": self._batches_about, "epoch": self._epoch_about}
+        about = {"rank": self._rank_about, "batches": self._batches_about, "epoch": self._epoch_about}
+        return about | self._waited_about
 
     @property
     def _rank_about(self) -> str:

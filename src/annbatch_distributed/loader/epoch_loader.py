@@ -71,7 +71,7 @@ class EpochLoader(BaseLoader):
             If a worker of a ``DataLoader`` that :meth:`to_dataloader` hasn't made iterates. While iterating, if a newer
             iterator exists.
         """
-        return reported(self._iterate(), lambda: self._cursor.position.finished)
+        return reported(self._timed(self._iterate()), lambda: self._cursor.position.finished)
 
     def _iterate(self, readers: Executor | None = None) -> Generator[Any]:
         """Iterate over a pass; ``readers`` are threads that several loaders share to prefetch."""

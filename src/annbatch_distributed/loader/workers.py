@@ -35,6 +35,7 @@ from annbatch_distributed.core.worker import current_worker
 from annbatch_distributed.loader.accelerate import reported
 from annbatch_distributed.loader.base import BaseLoader, shown
 from annbatch_distributed.loader.callers import refuse_evaluation, refuse_skipping
+from annbatch_distributed.loader.waiting import Waits
 from annbatch_distributed.ranks import DistInfo, Placement
 from annbatch_distributed.reports import EpochPlan
 from annbatch_distributed.sampler import DistributedSampler, cursor_of
@@ -95,7 +96,7 @@ class _Part(IterableDataset[Any]):
         return self._loader._batches_in_worker(Position(epoch, passes, segments))
 
 
-class WorkerDataLoader(DataLoader[Any]):
+class WorkerDataLoader(Waits, DataLoader[Any]):
     """PyTorch ``DataLoader`` with an epoch and a state.
 
     :meth:`.StatefulLoader.to_dataloader` makes it.
@@ -204,7 +205,7 @@ class WorkerDataLoader(DataLoader[Any]):
         return self._loader.n_var
 
     def __repr__(self) -> str:
-        about = self._loader._about() | {"workers": str(self.num_workers)}
+        about = self._loader._about() | {"workers": str(self.num_workers)} | self._waited_about
         return shown(f"{type(self).__name__}: {self._loader._shape}", about)
 
     def plan(self) -> EpochPlan:
@@ -238,7 +239,7 @@ class WorkerDataLoader(DataLoader[Any]):
             iterator exists.
         """
         refuse_evaluation(self.sampler.remainder)
-        return reported(self._iterate(), lambda: cursor_of(self.sampler).position.finished)
+        return reported(self._timed(self._iterate()), lambda: cursor_of(self.sampler).position.finished)
 
     def _iterate(self, readers: Executor | None = None) -> Generator[Any]:  # noqa: ARG002 workers read
         # without workers, the loader itself counts its batches

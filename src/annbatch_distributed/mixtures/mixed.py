@@ -30,6 +30,7 @@ from annbatch_distributed.loader.callers import refuse_dispatch
 from annbatch_distributed.loader.epoch_loader import EpochLoader
 from annbatch_distributed.loader.lightning import errors_explained, training_on
 from annbatch_distributed.loader.prefetch import threads
+from annbatch_distributed.loader.waiting import Waits
 from annbatch_distributed.mixtures.cursor import MixtureCursor, MixturePass
 from annbatch_distributed.mixtures.mixture import Mixture
 from annbatch_distributed.mixtures.order import EveryStep, RandomOrder, SourceOrder, StoppingStrategy, Weights
@@ -40,7 +41,7 @@ if TYPE_CHECKING:
     from annbatch_distributed.loader.workers import WorkerDataLoader
 
 
-class MixedLoader(IterableDataset):  # type: ignore[type-arg]  # without torch, it has no parameters
+class MixedLoader(Waits, IterableDataset):  # type: ignore[type-arg]  # without torch, it has no parameters
     """Loader of several collections, mixed in the same order on all ranks.
 
     Each step yields a batch of one source, with the name of the source under the key ``"source"``. When a source ends,
@@ -271,7 +272,7 @@ class MixedLoader(IterableDataset):  # type: ignore[type-arg]  # without torch, 
                 "A DataLoader can't iterate over a MixedLoader in its workers. Make a DataLoader of each source with "
                 "loader.to_dataloader(num_workers=...), pass these to MixedLoader, and iterate over the mixture itself."
             )
-        return reported(self._iterate(), lambda: self._cursor.has_ended)
+        return reported(self._timed(self._iterate()), lambda: self._cursor.has_ended)
 
     def _iterate(self) -> Generator[dict[str, Any]]:
         """Iterate over the rest of an epoch."""
@@ -650,7 +651,7 @@ class MixedLoader(IterableDataset):  # type: ignore[type-arg]  # without torch, 
             about["epoch"] = f"{place.epoch}, {n_done} of {len(self)} steps done"
         except (RuntimeError, ValueError) as error:  # such as a source with too few rows, or an unknown rank
             about["epoch"] = f"{epoch}, of an unknown number of steps ({error})"
-        return shown(f"{type(self).__name__}: {plural(len(loaders), 'source')}", about)
+        return shown(f"{type(self).__name__}: {plural(len(loaders), 'source')}", about | self._waited_about)
 
     def __copy__(self) -> Self:
         duplicate = object.__new__(type(self))
