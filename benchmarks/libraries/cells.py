@@ -71,7 +71,7 @@ def anndata_of(source: Path) -> Any:  # noqa: ANN401 an AnnData, which not every
 
 def numbers_of(cells: Any) -> list[int]:  # noqa: ANN401 whatever a library yields
     """Return the numbers of the cells of a batch."""
-    if hasattr(cells, "crow_indices"):  # a sparse tensor
+    if str(getattr(cells, "layout", "")) == "torch.sparse_csr":
         rows = cells.crow_indices().numpy()[:-1, None] + np.arange(_DIGITS)
         digits = cells.values().numpy()[rows]
     elif hasattr(cells, "tocsr"):

@@ -84,7 +84,7 @@ def read(path: Path) -> tuple[pd.DataFrame, pd.DataFrame]:
     collection = DatasetCollection(path, mode="r")
     loader.use_collection(collection)
     batches = list(loader)
-    values = np.concatenate([batch["X"].toarray() for batch in batches])
+    values = np.concatenate([sp.csr_matrix(batch["X"]).toarray() for batch in batches])
     obs = pd.concat([batch["obs"] for batch in batches])
     (group, *_) = collection
     genes = ad.io.read_elem(group["var"]).index
@@ -271,7 +271,7 @@ def test_python_has_the_problems_and_lines_of_the_command(tmp_path: Path, capsys
     lines = list[str]()
     out = tmp_path / "cells.zarr"
     collect(of_obs(tmp_path, "one", kind=["B", "nan"] * (N // 2)), out, na_values=["x"], tell=lines.append)
-    stored = "stored as int16, which loaders of this package yield as float32, and annbatch's Loader as stored"
+    stored = "stored as dense int16, which loaders of this package yield as float32, and annbatch's Loader as stored"
     stored += " (dtype float32 stores that)"
     assert lines[1:] == [
         "genes: 3 in all files, 3 in any file; using the genes of any file",

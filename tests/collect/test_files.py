@@ -89,6 +89,8 @@ def collected(collection: DatasetCollection) -> tuple[pd.DataFrame, pd.DataFrame
 
 
 def _dense(values: Any) -> Any:
+    if isinstance(values, np.ndarray):
+        return values
     indices, bounds = values.indices.astype(np.int64), values.indptr.astype(np.int64)
     return sp.csr_matrix((values.data, indices, bounds), shape=values.shape).toarray()
 

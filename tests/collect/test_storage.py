@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Any
 import annbatch
 import anndata as ad
 import numpy as np
+import pandas as pd
 import pytest
 import scipy.sparse as sp
 import zarr
@@ -91,6 +92,38 @@ def test_chunks_and_compression(tmp_path: Path) -> None:
         assert f", {sizes[compression] / 1e6:,.1f} MB; stored as uint8" in lines[-1]
         whole.append(collected(collection)[0])
     assert all(one.equals(whole[0]) for one in whole)
+
+
+@pytest.mark.parametrize(
+    ("density", "dtype", "is_dense"),
+    [(0.55, "counts", True), (0.45, "counts", False), (0.85, "float32", True), (0.75, "float32", False)],
+)
+def test_dense_files_stay_dense_where_that_takes_less_space(
+    density: float, dtype: str, is_dense: bool, tmp_path: Path
+) -> None:
+    """A sparse matrix also stores an index of each value: a byte for so few genes, as many as a count."""
+    rng = np.random.default_rng(0)
+    values = (rng.random((300, 12)) < density) * rng.integers(1, 9, (300, 12)).astype("float32")
+    values = values if dtype == "counts" else values * np.float32(0.7)
+    obs = pd.DataFrame({"cell_type": ["B"] * 300}, index=[f"cell {number}" for number in range(300)])
+    paths = [tmp_path / f"{name}.h5ad" for name in "ab"]
+    for path, rows in zip(paths, (slice(0, 100), slice(100, None)), strict=True):
+        ad.AnnData(values[rows], obs=obs[rows], var=pd.DataFrame(index=GENES[:12])).write_h5ad(path)
+    lines: list[str] = []
+    collection = collect(paths, tmp_path / "cells.zarr", memory="1MB", tell=lines.append)
+    stored = [group["X"] for group in collection]
+    assert {isinstance(one, zarr.Array) for one in stored} == {is_dense}
+    assert ("stored as dense" in lines[-1]) == is_dense
+    read, _ = collected(collection)
+    np.testing.assert_array_equal(read.loc[obs.index], values)
+    loader = StatefulLoader.from_collection(collection, dist_info=Rank(0, 1), batch_size=32)
+    assert {(type(batch["X"]), batch["X"].dtype) for batch in loader} == {
+        (np.ndarray if is_dense else sp.csr_matrix, np.dtype("float32"))
+    }
+    # files in different layouts
+    ad.AnnData(sp.csr_matrix(values[:100]), obs=obs[:100], var=pd.DataFrame(index=GENES[:12])).write_h5ad(paths[0])
+    mixed = collect(paths, tmp_path / "mixed.zarr", tell=quiet)
+    assert not any(isinstance(group["X"], zarr.Array) for group in mixed)
 
 
 def test_anndata_and_annbatch_read_what_is_stored(tmp_path: Path) -> None:

@@ -27,9 +27,11 @@ from annbatch_distributed.core.values import FILE_DTYPE, Int64Array
 PEAK = 4
 #: Number of consecutive cells that stay in one dataset, as of annbatch.
 SLICE = 1_000
-#: Number of cells of a chunk. Runs of 64 cells of a sparse matrix then decode 1.25 times the values that they use, and
+#: Number of cells of a chunk of a sparse matrix. Runs of 64 cells then decode 1.25 times the values that they use, and
 #: not 1.97 times as with annbatch's 64.
 _CHUNK = 16
+#: Number of cells of a chunk of a dense matrix, as of annbatch: a run of cells ends where a chunk ends.
+_DENSE_CHUNK = 64
 #: Names of dtypes that a user may choose.
 DTYPES = "uint8", "int16", "int32", "int64", "float32", "float64"
 #: Names of compressions, and the codecs of each.
@@ -49,6 +51,8 @@ class Storage(NamedTuple):
     """Dtype of the files' values, in which loaders of this package yield them."""
     compression: str
     """Compression of the chunks: a key of ``COMPRESSORS``."""
+    is_dense: bool
+    """True for a dense matrix, False for a sparse one."""
 
 
 class Piece(NamedTuple):
@@ -108,6 +112,42 @@ def write_dataset(dataset: Dataset) -> None:
     """Write a dataset into the folder of the collection."""
     from annbatch import write_sharded  # which imports PyTorch, for seconds in each process
 
+    values = _dense_values(dataset) if dataset.storage.is_dense else _sparse_values(dataset)
+    n_cells = len(dataset.obs)
+    cells = ad.AnnData(values, obs=dataset.obs, var=dataset.var)
+    cells.varm["measured"] = dataset.measured
+    chunk = _DENSE_CHUNK if dataset.storage.is_dense else _CHUNK
+    # a store of its own, since other processes write theirs
+    group = zarr.open_group(dataset.path / f"dataset_{dataset.number}", mode="w")
+    with ad.settings.override(remove_unused_categories=False):
+        # a shard is encoded in memory
+        write_sharded(
+            group,
+            cells,
+            n_obs_per_chunk=min(chunk, n_cells),
+            shard_size=max(chunk, n_cells // 16),
+            compressors=COMPRESSORS[dataset.storage.compression],
+        )
+    group = zarr.open_group(group.store, mode="r+", use_consolidated=False)
+    group["varm/measured"].attrs["files"] = dataset.files
+    if dataset.storage.file_dtype != dataset.storage.dtype:
+        group["X"].attrs[FILE_DTYPE] = str(dataset.storage.file_dtype)
+    zarr.consolidate_metadata(group.store)
+
+
+def _dense_values(dataset: Dataset) -> npt.NDArray[Any]:
+    """Return the values of a dataset as a dense matrix."""
+    values, first = np.zeros((len(dataset.obs), len(dataset.var)), dataset.storage.dtype), 0
+    for piece in dataset.pieces:
+        rows = _rows(piece, dataset)
+        places = dataset.places[first : first + rows.shape[0]]
+        values[np.repeat(places, np.diff(rows.indptr)), rows.indices] = rows.data
+        first += rows.shape[0]
+    return values
+
+
+def _sparse_values(dataset: Dataset) -> sp.csr_matrix:
+    """Return the values of a dataset as a CSR matrix, of which no second copy is made."""
     pieces = dataset.pieces
     lengths = np.concatenate([_lengths(piece, dataset) for piece in pieces])
     # rows of 3 1 2 values at the places 1 2 0 begin at the values 2 5 0
@@ -124,27 +164,9 @@ def write_dataset(dataset: Dataset) -> None:
         target = np.repeat(bounds[places] - rows.indptr[:-1], np.diff(rows.indptr)) + np.arange(rows.nnz)
         data[target], indices[target] = rows.data, rows.indices
         first += rows.shape[0]
-    n_cells = len(dataset.obs)
-    values = sp.csr_matrix((data, indices, bounds), shape=(n_cells, len(dataset.var)))
+    values = sp.csr_matrix((data, indices, bounds), shape=(len(dataset.obs), len(dataset.var)))
     values.sort_indices()
-    cells = ad.AnnData(values, obs=dataset.obs, var=dataset.var)
-    cells.varm["measured"] = dataset.measured
-    # a store of its own, since other processes write theirs
-    group = zarr.open_group(dataset.path / f"dataset_{dataset.number}", mode="w")
-    with ad.settings.override(remove_unused_categories=False):
-        # a shard is encoded in memory
-        write_sharded(
-            group,
-            cells,
-            n_obs_per_chunk=min(_CHUNK, n_cells),
-            shard_size=max(_CHUNK, n_cells // 16),
-            compressors=COMPRESSORS[dataset.storage.compression],
-        )
-    group = zarr.open_group(group.store, mode="r+", use_consolidated=False)
-    group["varm/measured"].attrs["files"] = dataset.files
-    if dataset.storage.file_dtype != dataset.storage.dtype:
-        group["X"].attrs[FILE_DTYPE] = str(dataset.storage.file_dtype)
-    zarr.consolidate_metadata(group.store)
+    return values
 
 
 def _lengths(piece: Piece, dataset: Dataset) -> Int64Array:

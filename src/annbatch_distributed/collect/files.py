@@ -46,6 +46,8 @@ class File(NamedTuple):
     genes: pd.Index[Any]
     dtype: np.dtype[Any]
     """Dtype of its values; float32 for float16, which SciPy has no sparse matrices of, and uint8 for booleans."""
+    is_dense: bool
+    """True for a dense matrix, False for a sparse one."""
     kind: Kind | None
     """Kind of its values, as far as some of them tell; None if these are all 0."""
     columns: list[str]
@@ -160,6 +162,7 @@ def _inspected(entry: Entry, group: Node, columns: Sequence[str] | None, rename:
         obs=obs,
         genes=genes,
         dtype=np.dtype(_IN_PLACE_OF.get(str(some.dtype), some.dtype)),
+        is_dense=not is_sparse(values),
         kind=kind_of(some),
         columns=[*dict.fromkeys([*renamed, *entry.labels])],
         renamed=[name for name in own_names if name in rename],

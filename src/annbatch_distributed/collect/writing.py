@@ -6,6 +6,7 @@ from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import Executor
 from itertools import chain
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pandas as pd
@@ -73,7 +74,8 @@ def write_collection(
         statistics = _write_parts(contents.files, parts, executor, tell, are_chosen=[*layer] != ["X"])
         check_kinds(contents.files, [_largest(own) for own in statistics])
         every = [*chain.from_iterable(statistics)]
-        storage = _storage(contents.files, every, dtype, compression)
+        stored, file_dtype = _dtypes(contents.files, every, dtype)
+        storage = Storage(stored, file_dtype, compression, _is_dense(contents.files, every, stored))
         for line in contents.lines:
             tell(line)
         unfinished = folder / "cells"
@@ -103,7 +105,7 @@ def _result(out: Path, contents: Contents, storage: Storage) -> str:
     n_cells, n_files = sum(map(len, contents.obs)), len(contents.files)
     size = sum(path.stat().st_size for path in out.rglob("*") if path.is_file())
     shape = f"{plural(n_cells, 'cell')} of {plural(n_files, 'file')}, {plural(len(contents.kept_genes), 'gene')}"
-    stored = f"stored as {storage.dtype}"
+    stored = f"stored as {'dense ' if storage.is_dense else ''}{storage.dtype}"
     if storage.dtype != storage.file_dtype:
         stored += (
             f", which loaders of this package yield as {storage.file_dtype}, and annbatch's Loader as stored (--dtype "
@@ -146,8 +148,10 @@ def _largest(statistics: Sequence[Statistics]) -> Kind | None:
     return max((part.kind for part in statistics if part.kind is not None), default=None)
 
 
-def _storage(files: Sequence[File], statistics: Sequence[Statistics], dtype: str | None, compression: str) -> Storage:
-    """Return the form in which the values are stored: counts in the smallest dtype, unless ``dtype`` is another."""
+def _dtypes(
+    files: Sequence[File], statistics: Sequence[Statistics], dtype: str | None
+) -> tuple[np.dtype[Any], np.dtype[Any]]:
+    """Return the dtype to store, the smallest for counts unless ``dtype`` is another, and the dtype of the files."""
     are_counts, most = _largest(statistics) in (None, Kind.COUNTS), max(part.most for part in statistics)
     # a file whose values are all 0 says nothing
     dtypes = {file.dtype for file in files if file.kind is not None} or {file.dtype for file in files}
@@ -160,14 +164,24 @@ def _storage(files: Sequence[File], statistics: Sequence[Statistics], dtype: str
     else:
         file_dtype = np.result_type(*dtypes)
     if dtype is None:
-        return Storage(smallest(most, file_dtype) if are_counts else file_dtype, file_dtype, compression)
+        return smallest(most, file_dtype) if are_counts else file_dtype, file_dtype
     chosen = np.dtype(dtype)
     exact = {"float32": _MOST_FLOAT32, "float64": _MOST_FLOAT64}
     largest = exact[dtype] if dtype in exact else np.iinfo(chosen).max
     if (are_counts and most > largest) or not (are_counts or chosen.kind == "f"):
         what = f"counts up to {int(most):,}" if are_counts else "values that are not counts"
         raise Problems(f"--dtype {dtype}: must hold the values of all files, got {what}. Choose a different one")
-    return Storage(chosen, chosen, compression)
+    return chosen, chosen
+
+
+def _is_dense(files: Sequence[File], statistics: Sequence[Statistics], dtype: np.dtype[Any]) -> bool:
+    """Return True if all files have dense values, and these take less space than a sparse matrix."""
+    n_genes = max(len(file.genes) for file in files)
+    density = sum(part.n_values for part in statistics) / max(1, sum(len(file.obs) * len(file.genes) for file in files))
+    # a sparse matrix also has an index for each value
+    return all(file.is_dense for file in files) and dtype.itemsize <= density * (
+        dtype.itemsize + np.min_scalar_type(n_genes).itemsize
+    )
 
 
 def _datasets(
@@ -183,8 +197,10 @@ def _datasets(
 ) -> Iterator[Dataset]:
     """Yield the datasets of a collection, for processes that may use ``n_bytes`` each."""
     files, n_cells = [str(file.entry) for file in contents.files], sum(map(len, contents.obs))
-    # of the arrays of a CSR matrix, whose indices have 4 bytes
+    # indices of a CSR matrix in memory have 4 bytes
     row_bytes = 8 + n_values / n_cells * (storage.dtype.itemsize + 4)
+    if storage.is_dense:
+        row_bytes = len(contents.kept_genes) * storage.dtype.itemsize
     n_rows = max(SLICE, int(n_bytes / (PEAK * row_bytes)))
 
     var = pd.DataFrame(index=pd.Index(contents.kept_genes, dtype=object))
