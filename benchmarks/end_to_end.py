@@ -9,7 +9,8 @@ measured, each method is checked: it must read nearly all cells, each once, in t
 Every round measures each method once, in a different order, epochs 0 and 1 in turn. Libraries that count epochs
 themselves have later epochs then, and much slower methods run only in the first rounds. annbatch runs twice in every
 round, as a control. Medians and ranges over the rounds are reported, in rows per second of the job and per core second,
-relative to annbatch in the same round and epoch. Measurements go to a JSON file, with the versions, and to a figure.
+relative to annbatch in the same round and epoch. Core seconds are those of the ranks, without workers of a
+``DataLoader``. Measurements go to a JSON file, with the versions, and to a figure.
 
     python -m benchmarks.end_to_end                                # some minutes; the figure of the documentation
     python -m benchmarks.end_to_end --small --out small.svg        # the same at a size for tests
@@ -186,7 +187,7 @@ def main() -> None:
         parser.error("pass a different --out, so that the figure of the documentation is kept")
     if arguments.rounds is not None and arguments.rounds < 1:
         parser.error(f"--rounds: must be 1 or more, got {arguments.rounds}")
-    n_obs, repeats = 16_400 if arguments.small else 60_011, arguments.rounds or (1 if arguments.small else 41)
+    n_obs, repeats = 16_400 if arguments.small else 60_011, arguments.rounds or (1 if arguments.small else 21)
     versions: dict[str, Any] = {"python": platform.python_version()}
     print(f"{n_obs:.0e} cells, {WORLD_SIZE} ranks, {os.cpu_count()} cores")
     print(f"collection  chunk/.../b  ranks  epoch  {'way':<55}     rows/s  per core  of annbatch's", flush=True)

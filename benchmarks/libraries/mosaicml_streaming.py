@@ -34,18 +34,19 @@ SHUFFLED_TOGETHER = 4_000_000
 def write(source: Path, folder: Path) -> None:
     """Write cells one by one, as its quick start does."""
     with np.load(source) as parts:
-        if "cells" in parts:
-            cells = parts["cells"]
+        if "counts" in parts:
+            cells = parts["counts"].astype(np.float32)
             columns = {"cell": f"ndarray:float32:{cells.shape[1]}"}
             samples: Any = ({"cell": cell} for cell in cells)
         else:
             columns = {"genes": "ndarray:int32", "counts": "ndarray:float32"}
-            genes, counts, bounds = parts["indices"].astype(np.int32), parts["data"], parts["indptr"]
+            genes, counts = parts["indices"].astype(np.int32), parts["data"].astype(np.float32)
+            bounds = parts["indptr"]
             samples = ({"genes": genes[begin:end], "counts": counts[begin:end]} for begin, end in pairwise(bounds))
         with MDSWriter(out=str(folder), columns=columns) as out:
             for sample in samples:
                 out.write(sample)
-        (folder / "n_genes").write_text(str(cells.shape[1] if "cells" in parts else parts["shape"][1]))
+        (folder / "n_genes").write_text(str(cells.shape[1] if "counts" in parts else parts["shape"][1]))
 
 
 def collate(samples: list[dict[str, Any]], n_genes: int) -> torch.Tensor:
