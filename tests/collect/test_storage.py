@@ -101,7 +101,7 @@ def test_chunks_and_compression(tmp_path: Path) -> None:
 def test_dense_files_stay_dense_where_that_takes_less_space(
     density: float, dtype: str, is_dense: bool, tmp_path: Path
 ) -> None:
-    """A sparse matrix also stores an index of each value: a byte for so few genes, as many as a count."""
+    """A sparse matrix also stores an index of each value: one byte for few genes, as for a count."""
     rng = np.random.default_rng(0)
     values = (rng.random((300, 12)) < density) * rng.integers(1, 9, (300, 12)).astype("float32")
     values = values if dtype == "counts" else values * np.float32(0.7)

@@ -62,7 +62,7 @@ def arrays_in(values: Any) -> list[Any]:
 
 
 def both(adatas: list[ad.AnnData], **options: Any) -> list[list[dict[str, Any]]]:
-    """Return the batches of a StatefulLoader, and those of annbatch's Loader."""
+    """Return the batches of a StatefulLoader, and the batches of annbatch's Loader."""
     return [[*loader_of(kind, adatas, **options)] for kind in (StatefulLoader, Loader)]
 
 

@@ -40,7 +40,7 @@ def sharded(folder: Path, **options: Any) -> zarr.Array[Any]:
 
 
 def in_other_order(folder: Path) -> zarr.Array[Any]:
-    """Store cells, and write the chunks of a shard anew, of which the last comes first."""
+    """Store cells, and write the chunks of a shard again in reverse order."""
     array = stored(folder)
     path = folder / "c" / "1" / "0"
     n_bytes, n_chunks = CHUNK * N_VAR * 4, SHARD // CHUNK
@@ -145,8 +145,8 @@ def test_threads_read_the_same(tmp_path: Path) -> None:
     np.testing.assert_array_equal(rows_read(stored(tmp_path), prefetch=3), VALUES)
 
 
-def test_replaced_store_is_read_anew(tmp_path: Path) -> None:
-    """A store that is written again while a loader has it open is read as it is then, wherever its chunks begin."""
+def test_replaced_store_is_read_as_it_is_then(tmp_path: Path) -> None:
+    """If a store is written again while a loader has it open, its new values are read, wherever chunks begin."""
     array = stored(tmp_path / "cells")
     np.testing.assert_array_equal(rows_read(array), VALUES)
     shutil.rmtree(tmp_path / "cells")

@@ -64,7 +64,7 @@ def test_loader_knows_how_long_its_consumer_waits(kind: str, clock: Clock) -> No
     assert n_batches > 2
     assert loader.waited == (n_batches * SECONDS_TO_READ, n_batches)
     assert f"waited: {n_batches * 3} s for {n_batches} batches" in repr(loader)
-    # the next iteration is measured by itself, as far as it comes
+    # each iteration is measured separately, as far as it was read
     loader.set_epoch(1)
     assert train(islice(loader, 2), clock) == 2
     assert loader.waited == (2 * SECONDS_TO_READ, 2)

@@ -173,7 +173,7 @@ def loaded(
     rows: Int64Array,
     read: Callable[[OrderedDict[int, Int64Array]], Coroutine[Any, Any, CSRContainer | npt.NDArray[Any]]],
 ) -> Loaded:
-    """Return the rows of a load request; ``read`` reads those of each dataset, by its number."""
+    """Return the rows of a load request; ``read`` reads the rows of each dataset, by its number."""
     requested: Any = loader._requests_to_dataset_rows(rows)  # annotated without the order
     rows_of, order = requested
     # rows in the order 2 0 1 have the places 1 2 0

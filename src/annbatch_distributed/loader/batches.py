@@ -1,7 +1,7 @@
 """Batches: the rows of a load request in annbatch's form.
 
 annbatch gathers sparse rows through SciPy, which converts and checks the indices of whole load requests. This takes
-longer than reading. Here, the values of a row are a slice, and NumPy joins and converts the slices of a batch at once.
+longer than reading. Here, the values of a row are a slice, and the slices of a batch are joined and converted at once.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ def batches_of(
     if dtype is not None:
         check_dtype(loaded.rows, dtype)
     # a table of all batches, whose slices are cheap: pandas takes long to gather rows, however few
-    obs = None if loaded.obs is None else loaded.obs.iloc[loaded.places[np.concatenate([*splits])]]
+    obs = None if loaded.obs is None else loaded.obs.iloc[loaded.places[np.concatenate([[], *splits]).astype(np.intp)]]
     first = 0
     for split in splits:
         at = loaded.places[split]

@@ -7,8 +7,8 @@ finds directly which part of which stored object goes where:
 
 1. Consecutive rows are joined to runs. Runs of rows of a CSR matrix become runs of its values.
 2. Runs are split at the ends of stored objects: of shards, or of chunks without sharding.
-3. :mod:`raw_reader` reads the parts of uncompressed arrays, and :mod:`zarrs_reader` those of others, one array after
-   the other, without the GIL.
+3. :mod:`raw_reader` reads the parts of uncompressed arrays, and :mod:`zarrs_reader` the parts of others, one array
+   after the other, without the GIL.
 
 annbatch reads everything else: data in memory or in remote stores, codecs that zarrs can't decode, datasets of
 different dtypes, and chunks of different sizes. It also reads the first load request of sparse datasets, together with

@@ -1,4 +1,4 @@
-"""Waiting: how long the consumer of a loader waits for batches, by which a slow rank is found."""
+"""Waiting: how long the consumer of a loader waits for batches, which shows a slow rank."""
 
 from __future__ import annotations
 
