@@ -121,6 +121,7 @@ autosummary_context = {
             "remainder",
             "shuffle",
             "mask",
+            "weights",
             "rng",
             "epoch",
             "next_epoch",

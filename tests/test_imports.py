@@ -18,7 +18,7 @@ PACKAGE = Path(annbatch_distributed.__file__).parent
 #: Rooms from the highest to the lowest: a room imports from itself and from lower rooms.
 ROOMS = [
     *("__main__", "cli", "collect", "integrations", "mixtures", "loader", "sampler", "checks", "cursor", "reports"),
-    *("sets", "ranks", "core"),
+    *("sets", "weights", "ranks", "core"),
 ]
 #: Modules that know neither samplers nor frameworks.
 PURE = ["core.lanes", "core.masks", "core.rank", "core.rows", "core.sharding", "core.values", "core.worker", "ranks"]

@@ -39,19 +39,19 @@ if TYPE_CHECKING:
     import pandas as pd
 
 
-#: The argument that was made for cells with these names, and the names.
-type Names = tuple[str, pd.Index[Any]]
+#: Names of the cells that arguments were made for, by argument.
+type Names = Mapping[str, pd.Index[Any]]
 
 
 class Cursor:
     """Position of the next pass of a rank, and its last pass."""
 
-    def __init__(self, epochs: Epochs, rank_source: RankSource, names: Names | None) -> None:
+    def __init__(self, epochs: Epochs, rank_source: RankSource, names: Names) -> None:
         #: Every epoch of this rank, as functions of a position.
         self.epochs = epochs
         #: Source of the rank of this process.
         self.rank_source = rank_source
-        #: Names of the cells that the mask or the sets were made for; None if unknown, or once they were compared.
+        #: Names to compare with the ``obs_names`` of the collection.
         self.names = names
         #: Position of the next pass, or the end of the last one.
         self.position = Position()
@@ -306,9 +306,10 @@ class Cursor:
         if collection is not None and self.position.done and not self.position.finished:
             saved = {name: self._saved.get(name) for name in ("datasets", "cells")}
             check_identity(saved, dict(collection))
-        if self.names is not None and names is not None:
-            check_names(*self.names, names)
-            self.names = None
+        if names is not None:
+            for what, own in self.names.items():
+                check_names(what, own, names)
+            self.names = {}
 
     def check_is_last(self, current: Pass) -> None:
         """Raise a RuntimeError if a later pass than this one has begun, or the rank has changed."""

@@ -9,7 +9,6 @@ from __future__ import annotations
 import copy
 import sys
 from collections.abc import Mapping, Sequence
-from dataclasses import replace
 from reprlib import repr as shortened
 from typing import TYPE_CHECKING, Any, Self
 
@@ -34,8 +33,10 @@ from annbatch_distributed.cursor import Cursor, Names, warn
 from annbatch_distributed.ranks import DistInfo, RankSource
 from annbatch_distributed.reports import EpochPlan
 from annbatch_distributed.sets import CellSets
+from annbatch_distributed.weights import Weights, check_sampler
 
 if TYPE_CHECKING:
+    import numpy.typing as npt
     import pandas as pd
 
 
@@ -119,6 +120,19 @@ class DistributedSampler(Sampler):
         Sets of cells to sample instead of single cells. ``batch_size``, ``chunk_size`` and similar arguments of the
         wrapped sampler then count sets, as does everything on this page that counts rows. To select cells, use the mask
         of :meth:`CellSets.from_obs`. None (default) samples cells.
+    weights
+        Weight of each cell: numbers of at least 0, of shape ``(n_obs,)``. Each epoch draws ``num_samples`` cells in
+        proportion to their weights, by systematic sampling: a cell of weight ``w`` comes ``num_samples * w / total``
+        times, rounded up or down, and on average exactly as often. The wrapped sampler then samples draws, and
+        everything on this page that counts rows counts draws, except ``mask``. The index of a Series is compared with
+        ``obs_names``, as for a mask. Don't write into the array afterwards. It needs a ``seed``. None (default)
+        reads each cell once.
+    num_samples
+        Number of draws of an epoch, over all ranks. None (default) draws as many as there are cells with a weight above
+        0.
+    passes
+        Number of passes over all cells (default 1). Copies of a cell are consecutive draws of a pass; with more passes,
+        they are farther apart in the epoch, and cells are rounded in each pass.
 
     Raises
     ------
@@ -177,10 +191,23 @@ class DistributedSampler(Sampler):
         virtual_ranks: int | None = None,
         max_gap: int = MAX_GAP,
         sets: CellSets | None = None,
+        weights: npt.ArrayLike | pd.Series[Any] | None = None,
+        num_samples: int | None = None,
+        passes: int = 1,
     ) -> None:
         for warning in check_wrapped(sampler, DistributedSampler):
             warn(warning)
-        units: Units = EachRow() if sets is None else CellSets.checked(sets)
+        units: Units = EachRow() if sets is None else CellSets.checked(sets).without_names()
+        if weights is not None:
+            if sets is not None:
+                raise ValueError("weights can't be combined with sets. Leave out one of them.")
+            check_sampler(sampler)
+            units = Weights.of(weights, num_samples, passes)
+        elif num_samples is not None or passes != 1:
+            raise ValueError(
+                f"num_samples and passes are for weights, got num_samples={num_samples!r} and passes={passes!r} "
+                "without weights. Pass weights=..., or leave them out."
+            )
         config = Config.of(
             sampler,
             remainder=remainder,
@@ -188,16 +215,19 @@ class DistributedSampler(Sampler):
             sharding=sharding,
             mask=mask,
             seed=seed,
-            units=units if sets is None else replace(sets, names=None),  # the cursor keeps the names, which may be many
+            units=units,
         )
         max_gap = integer("max_gap", max_gap, least=0, below=BOUND)
         if virtual_ranks is not None:
             virtual_ranks = integer("virtual_ranks", virtual_ranks, least=1, below=MOST_RANKS + 1)
+        if isinstance(units, Weights):
+            units.warn_of_copies(config.mask, sampler)
         source = RankSource.of(dist_info)
         epochs = Epochs(config, source, virtual_ranks=virtual_ranks, max_gap=max_gap)
         if source.is_known:
             _ = epochs.own_lanes  # raises if this number of ranks can't run them
-        self._cursor = Cursor(epochs, source, _names_of(config, mask, sets))
+        names = _names_of("weights", weights) if sets is None else _names_of("obs", sets)
+        self._cursor = Cursor(epochs, source, {**names, **_names_of_mask(config, mask)})
 
     @property
     def _epochs(self) -> Epochs:
@@ -262,7 +292,27 @@ class DistributedSampler(Sampler):
                 "the rows are sharded already, and most would never be read. Pass the inner sampler to the loader."
             )
         self._cursor.reconfigure(self._config.with_mask(slice(None) if value is None else value))
-        self._cursor.names = _names_of(self._config, value)
+        kept = {name: index for name, index in self._cursor.names.items() if name != "mask"}
+        self._cursor.names = {**kept, **_names_of_mask(self._config, value)}
+
+    @property
+    def weights(self) -> npt.NDArray[np.floating[Any]] | None:
+        """Weight of each cell, read-only, of shape ``(n_obs,)``; None if cells aren't drawn by weights.
+
+        New weights can have any form that the argument ``weights`` accepts. They take effect with the next iteration,
+        which begins the epoch again.
+        """
+        units = self._config.units
+        return units.values if isinstance(units, Weights) else None
+
+    @weights.setter
+    def weights(self, value: npt.ArrayLike | pd.Series[Any]) -> None:
+        units = self._config.units
+        if not isinstance(units, Weights):
+            raise ValueError("This sampler has no weights. Pass weights=... when you make it.")
+        self._cursor.reconfigure(self._config.with_units(Weights.of(value, units.num_samples, units.passes)))
+        kept = {name: index for name, index in self._cursor.names.items() if name != "weights"}
+        self._cursor.names = {**kept, **_names_of("weights", value)}
 
     @property
     def rng(self) -> np.random.Generator:
@@ -735,7 +785,7 @@ class DistributedSampler(Sampler):
 
     def __repr__(self) -> str:
         config, source = self._config, self._cursor.rank_source
-        sets = f"sets={config.units!r}, " if config.units.identity else ""
+        units = "".join(f"{name}={config.units!r}, " for name in config.units.identity)
         mask = "" if config.mask is ALL else f"mask={shortened(self.mask)}, "
         virtual = "" if self.virtual_ranks is None else f"virtual_ranks={self.virtual_ranks}, "
         who, asked = "rank=?, world_size=?", "deferred"
@@ -744,7 +794,7 @@ class DistributedSampler(Sampler):
         return (
             f'{type(self).__name__}({type(config.sampler).__name__}, {who}, remainder="{config.remainder}", '
             f"sharding={getattr(config.sharding, '__name__', config.sharding)}, {mask}"
-            f'seed={config.seed}, {sets}{virtual}epoch={self.epoch}, source="{asked}")'
+            f'seed={config.seed}, {units}{virtual}epoch={self.epoch}, source="{asked}")'
         )
 
 
@@ -753,9 +803,12 @@ def cursor_of(sampler: DistributedSampler) -> Cursor:
     return sampler._cursor
 
 
-def _names_of(config: Config, mask: object, sets: CellSets | None = None) -> Names | None:
-    """Return the names of the cells that a mask or sets were made for, if they have a value for each of them."""
-    if sets is not None:
-        return None if sets.names is None else ("obs", sets.names)
-    names = None if config.mask.n_obs is None else names_of("mask", mask)
-    return None if names is None else ("mask", names)
+def _names_of(what: str, cells: object) -> Names:
+    """Return the names of the cells that an argument was made for, by its name; empty if they aren't known."""
+    names = cells.names if isinstance(cells, CellSets) else names_of(what, cells)
+    return {} if names is None else {what: names}
+
+
+def _names_of_mask(config: Config, mask: object) -> Names:
+    """Return the names of the cells that a mask was made for, if it has a value for each of them."""
+    return {} if config.mask.n_obs is None else _names_of("mask", mask)

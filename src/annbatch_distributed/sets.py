@@ -363,6 +363,10 @@ class CellSets(Units):
             raise TypeError(f"sets must be CellSets, got {shortened(sets)}. Create them with CellSets.from_obs(...).")
         return sets
 
+    def without_names(self) -> Self:
+        """Return the same sets without ``obs_names``, which may be many."""
+        return replace(self, names=None)
+
     def check(self, mask: Mask, seed: int | None) -> None:
         """Raise a ValueError if there is a mask of sets, or no seed."""
         # a class sampler has a label for each set, and a mask that selects all sets
@@ -377,8 +381,9 @@ class CellSets(Units):
                 "to CellSets.from_obs."
             )
 
-    def in_epoch(self, n_obs: int, epoch: int, seed: int | None) -> EpochSets:
+    def in_epoch(self, n_obs: int, epoch: int, seed: int | None, mask: Mask = ALL) -> EpochSets:
         """Return the sets of an epoch of a collection of ``n_obs`` cells; ``seed`` is the sampler's seed."""
+        del mask  # check raises if there is one
         if n_obs != self.n_obs:
             raise ValueError(
                 f"The sets were made for a collection of {self.n_obs:,} cells, but this collection has {n_obs:,}. "

@@ -73,6 +73,15 @@ def test_sets_benchmark_compares_chunks_in_both_collections() -> None:
         assert re.findall(r"(\S+) [\d.]+", line) == ["cells", "chunk_size=4", "chunk_size=16", "chunk_size=64"]
 
 
+def test_weights_benchmark_measures_planning_and_reading() -> None:
+    planning, title, *lines = lines_of("weights.py", "--small")
+    assert planning.startswith("planning 1e+06 cells: ")
+    assert title.startswith("reading 6,000 cells")
+    assert [line.split(":")[0] for line in lines] == [
+        f"runs of {run:3}, {part:>4} draws for each cell" for run in (64, 512) for part in ("1", "0.25")
+    ]
+
+
 def test_virtual_ranks_have_equal_losses() -> None:
     lines = lines_of("virtual_ranks.py", "--small")
     assert sum(line.split()[0] in ("512/32/4096", "64/32/256") for line in lines) == 8

@@ -610,6 +610,7 @@ def _summary(plan: Plan, position: Position, total: Tally, n_ranks: int, *, read
         return text
     text += ". " + ("Including earlier batches, each" if is_rest else "Each")
     text += f" of the {plural(len(plan.selected) - plan.n_dropped, plan.units.noun)} was read once"
+    text += "" if plan.n_repeated or plan.n_dropped else plan.units.claim
     text += f", {plan.n_repeated:,} were repeated" if plan.n_repeated else ""
     text += f"; {plan.n_dropped:,} of the {len(plan.selected):,} are dropped in this epoch" if plan.n_dropped else ""
     return text + (f"; {mask}" if (mask := _masked(plan)) else "")

@@ -63,7 +63,7 @@ class Config:
     mask: Mask
     """Rows that are sharded."""
     units: Units
-    """What the sampler samples: rows, or sets."""
+    """What the sampler samples: rows, sets or draws."""
 
     @classmethod
     def of(
@@ -108,6 +108,11 @@ class Config:
         selected = resolve_mask(mask, self.allowed)
         self.units.check(selected, self.seed)
         return replace(self, mask=selected)
+
+    def with_units(self, units: Units) -> Self:
+        """Return a copy whose sampler samples other units."""
+        units.check(self.mask, self.seed)
+        return replace(self, units=units)
 
     def with_rng(self, rng: object) -> Self:
         """Return a copy with a root seed from a new generator."""

@@ -192,9 +192,9 @@ class Epochs:
 
     def _plan(self, n_obs: int, epoch: int, n_streams: int) -> Plan:
         config = self.config
-        units = config.units.in_epoch(n_obs, epoch, config.seed)
+        units = config.units.in_epoch(n_obs, epoch, config.seed, config.mask)
         if self._selected is None or self._selected[0] != len(units):
-            self._selected = len(units), config.mask.selected(len(units))
+            self._selected = len(units), config.units.selected(config.mask, len(units))
         plan = Plan.of(config, n_obs, units, epoch, n_streams, self._selected[1])
         # the sampler is asked once if its counts are the same in every epoch
         key = n_obs, n_streams, epoch if self.counts_vary else 0

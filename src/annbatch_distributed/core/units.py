@@ -11,10 +11,11 @@ from abc import ABC, abstractmethod
 from typing import Any, NamedTuple
 
 import numpy as np
+import numpy.typing as npt
 
-from annbatch_distributed.core.masks import Mask
+from annbatch_distributed.core.masks import ALL, Mask
 from annbatch_distributed.core.request import Marks, Request
-from annbatch_distributed.core.rows import runs
+from annbatch_distributed.core.rows import Rows, runs
 from annbatch_distributed.core.values import Int64Array
 
 
@@ -38,6 +39,8 @@ class EpochUnits(ABC):
     """Name of the column of a shard's units in tables."""
     has_gaps = False
     """True if there are gaps between the rows of consecutive units."""
+    claim = ""
+    """What is true of the rows if each unit was read once, as the end of a sentence."""
 
     @abstractmethod
     def __len__(self) -> int:
@@ -46,6 +49,25 @@ class EpochUnits(ABC):
     @abstractmethod
     def rows_of(self, numbers: Int64Array, *, first: int = 0) -> UnitRows:
         """Return the rows of some units. In its marks, units are numbered from ``first`` on."""
+
+    def note(self, n_batches: int | None) -> str:
+        """Return a line for a plan about units in load requests of some batches, if known; empty if there is none."""
+        del n_batches
+        return ""
+
+    @property
+    def n_labels(self) -> int:
+        """Number of labels that describe all units: one for each unit, unless units share their rows."""
+        return len(self)
+
+    @property
+    def label_noun(self) -> str:
+        """Noun for what has a label."""
+        return self.noun
+
+    def of_labels(self, codes: npt.NDArray[Any]) -> npt.NDArray[Any]:
+        """Return the label of each unit, from ``n_labels`` labels."""
+        return codes
 
     @property
     def labels(self) -> Any:  # noqa: ANN401 labels in any form
@@ -85,8 +107,12 @@ class Units(ABC):
         """Raise a ValueError if the units can't be combined with a mask or with a sampler's seed."""
 
     @abstractmethod
-    def in_epoch(self, n_obs: int, epoch: int, seed: int | None) -> EpochUnits:
-        """Return the units of an epoch of a collection of ``n_obs`` rows; ``seed`` is the sampler's seed."""
+    def in_epoch(self, n_obs: int, epoch: int, seed: int | None, mask: Mask = ALL) -> EpochUnits:
+        """Return the units of an epoch of a collection of ``n_obs`` rows; ``seed`` and ``mask`` are the sampler's."""
+
+    def selected(self, mask: Mask, n_units: int) -> Rows:
+        """Return the units that a mask selects."""
+        return mask.selected(n_units)
 
 
 class EachRow(Units):
@@ -97,9 +123,9 @@ class EachRow(Units):
     def check(self, mask: Mask, seed: int | None) -> None:
         """Accept any mask and seed."""
 
-    def in_epoch(self, n_obs: int, epoch: int, seed: int | None) -> EpochUnits:
+    def in_epoch(self, n_obs: int, epoch: int, seed: int | None, mask: Mask = ALL) -> EpochUnits:
         """Return the rows of a collection, which are the same in every epoch."""
-        del epoch, seed
+        del epoch, seed, mask
         return _AllRows(n_obs)
 
 

@@ -251,6 +251,12 @@ def rows_per_request(sampler: Sampler) -> int | None:
     return sampler._chunk_size * sampler._preload_nchunks if isinstance(sampler, _ANNBATCHS) else None
 
 
+def batches_per_request(sampler: Sampler) -> int | None:
+    """Return the largest number of full batches in a load request of a sampler; None if unknown."""
+    n_rows = rows_per_request(sampler)
+    return None if n_rows is None or not sampler.batch_size else max(1, n_rows // sampler.batch_size)
+
+
 def n_draws(sampler: Sampler, n_rows: int) -> int | None:
     """Return the number of samples with replacement that a sampler takes from some rows; None without replacement.
 

@@ -25,17 +25,20 @@ from annbatch_distributed.core.values import FILE_DTYPE, integer, plural
 from annbatch_distributed.loader._annbatch import n_rows_of
 from annbatch_distributed.loader.collection import AnyCollection, as_collection
 from annbatch_distributed.sets import CellSets
+from annbatch_distributed.weights import EpochDraws
 
 _ARGUMENTS = "chunk_size", "preload_nchunks", "batch_size"
 #: Rows of a store's chunk if no collection is given: annbatch's default.
 _STORE_CHUNK = 64
-#: A run of rows of a sparse matrix rarely ends where a chunk of values ends. Runs of four chunks decode 1.23 times the
-#: values that they use, and runs of one 1.97 times, for cells with a lognormal number of genes.
+#: A run of rows of a sparse matrix rarely ends where a chunk of values ends: runs of n chunks decode 1 + 1/n times the
+#: values that they use.
 _SPARSE_CHUNKS = 4
 #: Larger chunks are hardly faster to read, and fewer chunks per load request shuffle worse, see annbatch's tutorial.
 _MOST_ROWS_OF_CHUNK, _LEAST_CHUNKS = 512, 32
 #: Peak memory in load requests: without prefetching, and in addition for each prefetched load request.
 _HELD, _HELD_AHEAD = 2.5, 1.5
+#: Number of runs of draws whose rows are counted.
+_N_MEASURED = 16
 #: Largest number of sets in a load request: more don't shuffle better.
 _MOST_SETS = 1_024
 
@@ -238,6 +241,32 @@ def sizes_of_sets(
                 "max_gap=0."
             )
         n_batches = max(1, min(n_batches - 1, n_batches * most_rows // n_rows))
+
+
+def sizes_of_draws(
+    draws: EpochDraws, *, row_bytes: float, store_chunk: int, memory: int, batch_size: int, prefetch: int, max_gap: int
+) -> Sizes:
+    """Suggest sizes for a sampler of draws, whose load requests read gaps between cells too.
+
+    Runs of 512 draws decode 1.1 rows for each draw if there are as many draws as rows, and runs of 64 draws 2.0.
+    """
+    run = max(store_chunk, _MOST_ROWS_OF_CHUNK)
+    # the number of rows that draws read depends on the weights, so it is measured for random runs
+    starts = np.random.default_rng(0).integers(max(1, len(draws) - run), size=_N_MEASURED)
+    n_read = 0
+    for start in starts:
+        numbers = np.arange(start, min(start + run, len(draws)))
+        request = Request(numbers[:1], numbers[-1:] + 1, [np.arange(len(numbers))])
+        n_read += draws.to_rows(request, max_gap=max_gap).n_rows / len(numbers)
+    return suggest_sizes(
+        len(draws),
+        row_bytes=row_bytes * max(1, n_read / _N_MEASURED),
+        store_chunk=run,
+        memory=memory,
+        batch_size=batch_size,
+        prefetch=prefetch,
+        max_gap=max_gap,
+    )
 
 
 def stored(collection: DatasetCollection) -> tuple[int, float, int]:

@@ -28,7 +28,7 @@ from anndata.io import read_elem
 from zarr import Array, AsyncArray
 from zarr.storage import LocalStore
 
-from annbatch_distributed.core.masks import AnyMask
+from annbatch_distributed.core.masks import AnyMask, resolve_mask
 from annbatch_distributed.core.request import MAX_GAP, Marks, Request
 from annbatch_distributed.core.values import BOUND, check_arguments, integer
 from annbatch_distributed.loader import local_reader, zarrs_reader
@@ -53,10 +53,11 @@ from annbatch_distributed.loader.base import BaseLoader, column_of
 from annbatch_distributed.loader.batches import batches_of, with_dtype
 from annbatch_distributed.loader.collection import AnyCollection, as_collection
 from annbatch_distributed.loader.epoch_loader import EpochLoader
-from annbatch_distributed.loader.sizes import as_bytes, sizes_of_sets, stored, suggest_sizes
+from annbatch_distributed.loader.sizes import as_bytes, sizes_of_draws, sizes_of_sets, stored, suggest_sizes
 from annbatch_distributed.ranks import DistInfo
 from annbatch_distributed.sampler import DistributedSampler
 from annbatch_distributed.sets import CellSets
+from annbatch_distributed.weights import Weights
 
 if TYPE_CHECKING:
     import anndata as ad
@@ -587,7 +588,11 @@ def sampler_for(
     kind = RandomSampler if shuffle else SequentialSampler
     seed = integer("seed", seed, least=0, below=BOUND)
     limits = {"memory": memory, "batch_size": batch_size, "prefetch": prefetch, "max_gap": max_gap}
-    if sets is None:
+    if (weights := arguments.get("weights")) is not None and sets is None:
+        units = Weights.of(weights, arguments.get("num_samples"), arguments.get("passes", 1))
+        draws = units.in_epoch(n_rows[0], 0, seed, resolve_mask(slice(None) if mask is None else mask))
+        sizes = sizes_of_draws(draws, row_bytes=sum(row_bytes), store_chunk=max(chunks), **limits)
+    elif sets is None:
         sizes = suggest_sizes(n_rows[0], row_bytes=sum(row_bytes), store_chunk=max(chunks), mask=mask, **limits)
     else:
         arguments = {"sharding": "shuffled" if shuffle else "contiguous", "sets": sets} | arguments

@@ -18,8 +18,8 @@ def composition(plan: Plan, labels: object) -> pd.DataFrame:
 
     The labels are ascending, with NaN last if some are missing.
     """
-    categorical = _categorical(labels, len(plan.units), plan.units.noun)
-    codes, names = categorical.codes, [*categorical.categories]
+    categorical = _categorical(labels, plan.units.n_labels, plan.units.label_noun)
+    codes, names = plan.units.of_labels(categorical.codes), [*categorical.categories]
     if codes.min() < 0:
         names.append(np.nan)
 

@@ -14,7 +14,7 @@ from annbatch_distributed.core.rows import Rows
 from annbatch_distributed.core.sharding import Contiguous, Sharding
 from annbatch_distributed.core.state import Position
 from annbatch_distributed.core.values import integer, names_of, plural
-from annbatch_distributed.core.wrapped import rows_per_request
+from annbatch_distributed.core.wrapped import batches_per_request, rows_per_request
 
 if TYPE_CHECKING:
     import numpy.typing as npt
@@ -407,5 +407,7 @@ class EpochPlan:
             yield dropped + (f"; repeated: {plan.n_repeated:,}" if plan.n_repeated else "")
         if plan.n_dropped and self.remaining is None:
             yield 'to drop none: remainder="exact"'
+        if note := plan.units.note(batches_per_request(plan.config.sampler)):
+            yield note
         if self.rows_in_memory is not None:
             yield f"in memory: up to {plural(self.rows_in_memory, 'row')} on each rank"
