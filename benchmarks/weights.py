@@ -96,8 +96,8 @@ def main() -> None:
             for (run, part), own in rates.items():
                 if number and part is not None:
                     ratios.setdefault((run, part), []).append(own / rates[run, None])
-        for (run, part), own in ratios.items():
-            print(f"runs of {run:3}, {part:4g} draws for each cell: {statistics.median(own):.2f}")
+        for way, values in ratios.items():
+            print(f"runs of {way[0]:3}, {way[1]:4g} draws for each cell: {statistics.median(values):.2f}")
 
 
 if __name__ == "__main__":

@@ -235,7 +235,7 @@ class EpochDraws(EpochUnits):
     def most_copies(self) -> int:
         """Largest number of draws of a cell in a pass."""
         n_draws = int(np.diff(self.firsts).max())
-        return min(n_draws, math.ceil(n_draws * self.sums.most / self.sums.bounds[-1]))
+        return min(n_draws, math.ceil(n_draws * self.sums.most / float(self.sums.bounds[-1])))
 
     def share_of_copies(self, n_batches: int) -> float:
         """Return the expected share of draws that are another copy of a cell of their batch.

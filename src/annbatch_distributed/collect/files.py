@@ -68,7 +68,9 @@ def opened(entry: Entry) -> Iterator[Node]:
     try:
         if not path.exists():
             raise Problems(f"{entry}: no such file")
-        is_gzip = not path.is_dir() and path.open("rb").read(2) == b"\x1f\x8b"
+        if not path.is_dir():
+            with path.open("rb") as file:
+                is_gzip = file.read(2) == b"\x1f\x8b"
         whole: Node = zarr.open_group(path, mode="r") if path.is_dir() else h5py.File(path, "r")
     except Problems:
         raise

@@ -253,7 +253,7 @@ def sizes_of_draws(
     run = max(store_chunk, _MOST_ROWS_OF_CHUNK)
     # the number of rows that draws read depends on the weights, so it is measured for random runs
     starts = np.random.default_rng(0).integers(max(1, len(draws) - run), size=_N_MEASURED)
-    n_read = 0
+    n_read = 0.0
     for start in starts:
         numbers = np.arange(start, min(start + run, len(draws)))
         request = Request(numbers[:1], numbers[-1:] + 1, [np.arange(len(numbers))])
