@@ -55,7 +55,7 @@ def plan(n_cells: int) -> str:
 
 def loader(collection: DatasetCollection, run: int, part: float | None) -> StatefulLoader:
     """Return a loader that draws a part of the number of cells, or reads each cell once."""
-    n_cells = len(collection.obs([]))
+    n_cells = len(collection.obs(["donor"]))
     options: dict[str, Any] = {}
     if part is not None:
         values = np.random.default_rng(0).lognormal(0, 1, n_cells)
