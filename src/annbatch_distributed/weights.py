@@ -75,13 +75,15 @@ class Weights(Units):
             )
         values = values.view() if values.dtype in (np.float32, np.float64) else values.astype(np.float64)
         values.flags.writeable = False
-        for what, wrong in (("negative", values < 0), ("NaN or infinite", ~np.isfinite(values))):
-            if n_wrong := int(np.count_nonzero(wrong)):
-                place = int(np.argmax(wrong))
-                raise ValueError(
-                    f"weights must be finite and at least 0, got {plural(n_wrong, 'value')} that are {what}, such as "
-                    f"{values[place]} at position {place:,}. Pass 0 to leave a cell out."
-                )
+        # of many cells, flags of all of them are made for a message only; NaN is the least and the most
+        if len(values) and not (values.min() >= 0 and values.max() < np.inf):
+            for what, wrong in (("negative", values < 0), ("NaN or infinite", ~np.isfinite(values))):
+                if n_wrong := int(np.count_nonzero(wrong)):
+                    place = int(np.argmax(wrong))
+                    raise ValueError(
+                        f"weights must be finite and at least 0, got {plural(n_wrong, 'value')} that are {what}, such "
+                        f"as {values[place]} at position {place:,}. Pass 0 to leave a cell out."
+                    )
         if num_samples is not None:
             num_samples = integer("num_samples", num_samples, least=1, below=BOUND)
         return cls(values, num_samples, integer("passes", passes, least=1, below=BOUND))
@@ -180,7 +182,8 @@ class Sums(NamedTuple):
     @classmethod
     def of(cls, values: Weight) -> Self:
         """Sum weights up; a ValueError if all are 0."""
-        totals = [np.zeros(1), *(cumulated[:, -1] for cumulated in _cumulated(values))]
+        # copies, since a view would hold all cumulated weights
+        totals = [np.zeros(1), *(cumulated[:, -1].copy() for cumulated in _cumulated(values))]
         bounds = np.cumsum(np.concatenate(totals))
         if not 0 < bounds[-1] < np.inf:
             raise ValueError(
