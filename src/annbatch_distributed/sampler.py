@@ -128,8 +128,7 @@ class DistributedSampler(Sampler):
         ``obs_names``, as for a mask. Don't write into the array afterwards. It needs a ``seed``. None (default)
         reads each cell once.
     num_samples
-        Number of draws of an epoch, over all ranks. None (default) draws as many as there are cells with a weight above
-        0.
+        Number of draws of an epoch, over all ranks. None (default) takes the number of cells with a weight above 0.
     passes
         Number of passes over all cells (default 1). Copies of a cell are consecutive draws of a pass; with more passes,
         they are farther apart in the epoch, and cells are rounded in each pass.

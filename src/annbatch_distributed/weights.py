@@ -54,7 +54,7 @@ class Weights(Units):
     values
         Weight of each cell, of shape ``(n_obs,)``.
     num_samples
-        Number of draws of an epoch, over all ranks; None draws as many as there are cells with a weight above 0.
+        Number of draws of an epoch, over all ranks; None takes the number of cells with a weight above 0.
     passes
         Number of passes over all cells.
     """
@@ -285,7 +285,7 @@ class EpochDraws(EpochUnits):
 
 
 def check_sampler(sampler: Sampler) -> None:
-    """Raise a ValueError if a wrapped sampler can't sample draws: if it samples rows by itself, or knows them."""
+    """Raise a ValueError if a wrapped sampler can't sample draws: if it samples rows, or has a value for each."""
     kind, way_out = type(sampler).__name__, "Wrap a RandomSampler(chunk_size, preload_nchunks, batch_size)."
     if needs_global_rows(sampler):
         raise ValueError(f"weights can't be combined with {kind}, which holds a value for each row. {way_out}")

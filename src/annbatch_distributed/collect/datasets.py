@@ -28,7 +28,7 @@ PEAK = 4
 #: Number of consecutive cells that stay in one dataset, as of annbatch.
 SLICE = 1_000
 #: Number of cells of a chunk of a sparse matrix. Runs of 64 cells then decode 1.25 times the values that they use, and
-#: not 1.97 times as with annbatch's 64.
+#: not twice as with annbatch's 64.
 _CHUNK = 16
 #: Number of cells of a chunk of a dense matrix, as of annbatch: a run of cells ends where a chunk ends.
 _DENSE_CHUNK = 64

@@ -26,7 +26,7 @@ from annbatch_distributed.core.values import plural
 
 #: Peak memory of a process that writes a part, in sizes of its block.
 _PEAK = 4
-#: Number of rows of a chunk of a part: as many as a slice of a dataset has.
+#: Number of rows of a chunk of a part: the rows of a slice of a dataset.
 _CHUNK = 1_000
 #: Size of files that are read by a single process, which saves starting others, in bytes.
 _SMALL = 2_000_000_000

@@ -58,7 +58,7 @@ def rows_at(
 
 
 def _joined(values: npt.NDArray[Any], slices: Sequence[slice], dtype: np.dtype[Any]) -> npt.NDArray[Any]:
-    """Return slices of an array one after the other, with a dtype; as ``numpy.concatenate``, in two thirds the time."""
+    """Return slices of an array one after the other, with a dtype; faster than ``numpy.concatenate``."""
     view = memoryview(values)
     joined = bytearray().join([view[one] for one in slices])
     return np.frombuffer(joined, values.dtype).astype(dtype, copy=False)

@@ -2,7 +2,7 @@
 
 A shard of uncompressed chunks is a file in which rows follow each other, if its chunks do. Its index, at its end, says
 where each chunk begins. So a run of rows is one positional read, wherever chunks begin and end in it. All reads of some
-files are announced to the kernel before the first one, so that a cold disk works on them in parallel.
+files are announced to the kernel before the first one, which may then read a cold disk in parallel.
 
 Other arrays are left to other readers: with compressed or missing chunks, or chunks in another order.
 """
