@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import copy
 import pickle
+import warnings
 from collections import Counter
 from itertools import pairwise
 from typing import TYPE_CHECKING, Any
@@ -160,6 +161,27 @@ def test_passes_move_copies_apart(passes: int) -> None:
     for first, end in pairwise(bounds.tolist()):
         assert rows[first:end] == sorted(rows[first:end])
         check_counts(rows[first:end], WEIGHTS, end - first)
+
+
+def test_copies_in_a_batch_warn_the_caller() -> None:
+    """A sampler warns if many draws of a batch are copies, when it is made and when it gets new weights."""
+    # 4 copies of each cell in a load request of 4 batches: 4 - 4 (1 - (3/4)^4) = 1.27 of 4 meet another one
+    ones = np.ones(120)
+    with pytest.warns(UserWarning, match="32% of the draws .* up to 4 times .* 4 batches") as caught:
+        sampler(weights=ones, num_samples=480)
+    assert caught[0].filename == __file__
+    few = ones.copy()
+    few[:3] = 30
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        sampler(weights=ones, num_samples=480, passes=4)
+        one = sampler(weights=ones, num_samples=120)
+        one.weights = 2 * ones
+    with pytest.warns(UserWarning, match="of the draws of a batch are copies") as caught:
+        one.weights = few
+    assert caught[0].filename == __file__
+    assert one.weights is not None
+    assert one.weights.tolist() == few.tolist()
 
 
 # Reading

@@ -219,8 +219,7 @@ class DistributedSampler(Sampler):
         max_gap = integer("max_gap", max_gap, least=0, below=BOUND)
         if virtual_ranks is not None:
             virtual_ranks = integer("virtual_ranks", virtual_ranks, least=1, below=MOST_RANKS + 1)
-        if isinstance(units, Weights):
-            units.warn_of_copies(config.mask, sampler)
+        _warn_of_copies(config)
         source = RankSource.of(dist_info)
         epochs = Epochs(config, source, virtual_ranks=virtual_ranks, max_gap=max_gap)
         if source.is_known:
@@ -309,9 +308,11 @@ class DistributedSampler(Sampler):
         units = self._config.units
         if not isinstance(units, Weights):
             raise ValueError("This sampler has no weights. Pass weights=... when you make it.")
-        self._cursor.reconfigure(self._config.with_units(Weights.of(value, units.num_samples, units.passes)))
+        config = self._config.with_units(Weights.of(value, units.num_samples, units.passes))
+        self._cursor.reconfigure(config)
         kept = {name: index for name, index in self._cursor.names.items() if name != "weights"}
         self._cursor.names = {**kept, **_names_of("weights", value)}
+        _warn_of_copies(config)
 
     @property
     def rng(self) -> np.random.Generator:
@@ -800,6 +801,14 @@ class DistributedSampler(Sampler):
 def cursor_of(sampler: DistributedSampler) -> Cursor:
     """Return the cursor of a sampler, for loaders and checks of this package."""
     return sampler._cursor
+
+
+def _warn_of_copies(config: Config) -> None:
+    """Warn if many draws of a batch are copies of each other."""
+    if isinstance(units := config.units, Weights):
+        message = units.warning_of_copies(config.mask, config.sampler)
+        if message is not None:
+            warn(message)
 
 
 def _names_of(what: str, cells: object) -> Names:

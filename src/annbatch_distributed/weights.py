@@ -15,7 +15,6 @@ its own random point, so that copies are far apart.
 from __future__ import annotations
 
 import math
-import warnings
 from collections.abc import Iterator
 from dataclasses import dataclass
 from functools import cached_property
@@ -127,20 +126,19 @@ class Weights(Units):
         firsts = np.arange(self.passes + 1) * self._n_samples(sums) // self.passes
         return EpochDraws(sums, firsts, starts)
 
-    def warn_of_copies(self, mask: Mask, sampler: Sampler) -> None:
-        """Warn if many draws of a batch are copies of each other."""
+    def warning_of_copies(self, mask: Mask, sampler: Sampler) -> str | None:
+        """Return a warning if many draws of a batch are copies of each other; else None."""
         if (n_batches := batches_per_request(sampler)) is None:
-            return
+            return None
         draws = self.in_epoch(len(self.values), 0, 0, mask)
-        if (share := draws.share_of_copies(n_batches)) > _MOST_COPIES:
-            warnings.warn(
-                f"About {share:.0%} of the draws of a batch are copies of others: a cell is drawn up to "
-                f"{draws.most_copies:,} times in a pass, and its copies are in one load request of "
-                f"{plural(n_batches, 'batch')}. Pass a larger passes=, now {self.passes}; or, for few cells of large "
-                "weights, mix their own loader in with MixedLoader.",
-                UserWarning,
-                stacklevel=4,
-            )
+        if (share := draws.share_of_copies(n_batches)) <= _MOST_COPIES:
+            return None
+        return (
+            f"About {share:.0%} of the draws of a batch are copies of others: a cell is drawn up to "
+            f"{draws.most_copies:,} times in a pass, and its copies are in one load request of "
+            f"{plural(n_batches, 'batch')}. Pass a larger passes=, now {self.passes}; or, for few cells of large "
+            "weights, mix their own loader in with MixedLoader."
+        )
 
     def _sums(self, mask: Mask) -> Sums:
         """Return the summed weights of the cells that a mask selects."""
