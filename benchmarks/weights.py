@@ -79,7 +79,7 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--small", action="store_true", help="run in seconds, at a size for tests")
     arguments = parser.parse_args()
-    n_planned, n_cells, n_rounds = (10**6, 6_000, 1) if arguments.small else (10**8, 40_000, 5)
+    n_planned, n_cells, n_rounds = (10**6, 6_000, 1) if arguments.small else (10**8, 120_000, 7)
     warnings.simplefilter("ignore")  # harmless warnings of anndata and zarr
     zarr.config.set({"codec_pipeline.path": "zarrs.ZarrsCodecPipeline"})
     print(plan(n_planned), flush=True)
