@@ -54,6 +54,29 @@ class DistributedSampler(Sampler):
         "exact"    0 1 | 2 | 3         4 5 | 6 7 | 8       3 and 3
         "pad"      0 1 | 2 3 | [4 5]   4 5 | 6 7 | 8 [0]   3 and 3, all full
 
+    Examples
+    --------
+    >>> import numpy as np
+    >>> from annbatch.samplers import RandomSampler
+    >>> from annbatch_distributed import DistributedSampler
+    >>> sampler = RandomSampler(
+    ...     chunk_size=64, preload_nchunks=32, batch_size=256, mask=slice(0, 16_000)
+    ... )
+    >>> ranks = [
+    ...     DistributedSampler(sampler, dist_info=lambda rank=rank: (rank, 2))
+    ...     for rank in range(2)
+    ... ]
+    >>> [rank.n_batches(20_000) for rank in ranks]
+    [31, 31]
+    >>> print(ranks[0].plan(20_000))
+    epoch 0: 2 ranks share 16,000 of 20,000 rows (remainder="drop", batch size 256)
+    rank  batches  rows  repeated  global rows
+       0       31  7936         0  0:7936
+       1       31  7936         0  7936:15872
+    dropped in this epoch: 128 rows, 0.8% (15872:16000)
+    to drop none: remainder="exact"
+    in memory: up to 2,048 rows on each rank
+
     Parameters
     ----------
     sampler
@@ -152,29 +175,6 @@ class DistributedSampler(Sampler):
     sample from the rank's own shard, and ``drop_last`` drops rows of the rank, as in annbatch. With replacement, each
     rank samples exactly ``num_samples`` rows: if that is not a multiple of the batch size, the last batch is smaller
     under every policy. Without replacement, annbatch fills the last batch.
-
-    Examples
-    --------
-    >>> import numpy as np
-    >>> from annbatch.samplers import RandomSampler
-    >>> from annbatch_distributed import DistributedSampler
-    >>> sampler = RandomSampler(
-    ...     chunk_size=64, preload_nchunks=32, batch_size=256, mask=slice(0, 16_000)
-    ... )
-    >>> ranks = [
-    ...     DistributedSampler(sampler, dist_info=lambda rank=rank: (rank, 2))
-    ...     for rank in range(2)
-    ... ]
-    >>> [rank.n_batches(20_000) for rank in ranks]
-    [31, 31]
-    >>> print(ranks[0].plan(20_000))
-    epoch 0: 2 ranks share 16,000 of 20,000 rows (remainder="drop", batch size 256)
-    rank  batches  rows  repeated  global rows
-       0       31  7936         0  0:7936
-       1       31  7936         0  7936:15872
-    dropped in this epoch: 128 rows, 0.8% (15872:16000)
-    to drop none: remainder="exact"
-    in memory: up to 2,048 rows on each rank
     """
 
     def __init__(

@@ -134,6 +134,33 @@ class CellSets(Units):
     ) -> Self:
         """Group the cells of a collection into sets, by columns of its ``obs``.
 
+        Examples
+        --------
+        >>> obs = pd.DataFrame({"line": 12 * ["A"], "drug": 4 * ["DMSO"] + 8 * ["x"]})
+        >>> sets = CellSets.from_obs(
+        ...     obs,
+        ...     by=["line", "drug"],
+        ...     set_size=2,
+        ...     controls={"drug": "DMSO"},
+        ...     match=["line"],
+        ...     chunk_size=2,
+        ...     seed=0,
+        ... )
+        >>> len(sets), sets.groups[0]
+        (4, 'A, x')
+        >>> sampler = DistributedSampler(
+        ...     RandomSampler(chunk_size=1, preload_nchunks=2, batch_size=1),
+        ...     sets=sets,
+        ...     dist_info=Rank(0, 2),
+        ...     seed=0,
+        ... )
+        >>> sampler.rows_of(12, steps=0, ranks=0)
+           step  rank  row  set  is_control
+        0     0     0    6    0       False
+        1     0     0    7    0       False
+        2     0     0    2    0        True
+        3     0     0    3    0        True
+
         Parameters
         ----------
         obs
@@ -188,33 +215,6 @@ class CellSets(Units):
         -----
         UserWarning
             If groups of fewer than ``set_size`` cells are dropped in every epoch, under ``remainder="drop"``.
-
-        Examples
-        --------
-        >>> obs = pd.DataFrame({"line": 12 * ["A"], "drug": 4 * ["DMSO"] + 8 * ["x"]})
-        >>> sets = CellSets.from_obs(
-        ...     obs,
-        ...     by=["line", "drug"],
-        ...     set_size=2,
-        ...     controls={"drug": "DMSO"},
-        ...     match=["line"],
-        ...     chunk_size=2,
-        ...     seed=0,
-        ... )
-        >>> len(sets), sets.groups[0]
-        (4, 'A, x')
-        >>> sampler = DistributedSampler(
-        ...     RandomSampler(chunk_size=1, preload_nchunks=2, batch_size=1),
-        ...     sets=sets,
-        ...     dist_info=Rank(0, 2),
-        ...     seed=0,
-        ... )
-        >>> sampler.rows_of(12, steps=0, ranks=0)
-           step  rank  row  set  is_control
-        0     0     0    6    0       False
-        1     0     0    7    0       False
-        2     0     0    2    0        True
-        3     0     0    3    0        True
         """
         if not isinstance(obs, pd.DataFrame):
             raise TypeError(f"obs must be a pandas DataFrame, got {type(obs).__name__}. Pass collection.obs([...]).")

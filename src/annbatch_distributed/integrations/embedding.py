@@ -74,6 +74,27 @@ def embed(
     random numbers are the same. If the job was killed, call it again, on any number of ranks: it resumes and keeps the
     values in the array.
 
+    Examples
+    --------
+    >>> import anndata as ad
+    >>> import numpy as np
+    >>> import zarr
+    >>> from annbatch import Loader
+    >>> from annbatch_distributed.integrations.embedding import embed
+    >>> cells = ad.AnnData(np.arange(20.0).reshape(10, 2))
+    >>> loader = Loader(
+    ...     batch_size=4, chunk_size=4, preload_nchunks=1, preload_to_gpu=False
+    ... ).add_adata(cells)
+    >>> store = zarr.storage.MemoryStore()  # or a path
+    >>> sums = embed(
+    ...     lambda batch: batch["X"].sum(axis=1, keepdims=True),
+    ...     loader,
+    ...     store,
+    ...     progress=False,
+    ... )
+    >>> sums[:, 0].tolist()
+    [1.0, 5.0, 9.0, 13.0, 17.0, 21.0, 25.0, 29.0, 33.0, 37.0]
+
     Parameters
     ----------
     model
@@ -109,27 +130,6 @@ def embed(
         ``store`` has an array of different cells or of a different model, or if the model returns a wrong shape.
     TimeoutError
         If a rank doesn't respond in time. Its chunks in the array are kept.
-
-    Examples
-    --------
-    >>> import anndata as ad
-    >>> import numpy as np
-    >>> import zarr
-    >>> from annbatch import Loader
-    >>> from annbatch_distributed.integrations.embedding import embed
-    >>> cells = ad.AnnData(np.arange(20.0).reshape(10, 2))
-    >>> loader = Loader(
-    ...     batch_size=4, chunk_size=4, preload_nchunks=1, preload_to_gpu=False
-    ... ).add_adata(cells)
-    >>> store = zarr.storage.MemoryStore()  # or a path
-    >>> sums = embed(
-    ...     lambda batch: batch["X"].sum(axis=1, keepdims=True),
-    ...     loader,
-    ...     store,
-    ...     progress=False,
-    ... )
-    >>> sums[:, 0].tolist()
-    [1.0, 5.0, 9.0, 13.0, 17.0, 21.0, 25.0, 29.0, 33.0, 37.0]
     """
     seconds, job = seconds_of(timeout), _placement(dist_info)
     meets = job.world_size > 1 and (job.framework or initialized()) is not None

@@ -39,6 +39,30 @@ def global_batch(batch: Tree, sharding: NamedSharding) -> Tree:
     If the devices are in the order of processes, the rows of rank 0 come first, then the rows of rank 1, and so on.
     Processes of the same rank must pass the same rows, which ``dist_info=Rank.from_mesh(sharding)`` ensures.
 
+    Examples
+    --------
+    >>> import jax
+    >>> import numpy as np
+    >>> import pandas as pd
+    >>> from annbatch_distributed.integrations.jax import global_batch
+    >>> from jax.sharding import NamedSharding, PartitionSpec
+    >>> rows = NamedSharding(jax.make_mesh((1,), ("data",)), PartitionSpec("data"))
+    >>> obs = pd.DataFrame(
+    ...     {"cell_type": pd.Categorical(["T", "B", "T"]), "n_genes": [900, 700, 800]}
+    ... )
+    >>> batch = global_batch({"X": np.ones((3, 2)), "obs": obs, "index": None}, rows)
+    >>> (
+    ...     batch["X"].shape,
+    ...     batch["obs"]["cell_type"].tolist(),
+    ...     batch["obs"]["n_genes"].tolist(),
+    ...     batch["index"],
+    ... )
+    ((3, 2), [1, 0, 1], [900, 700, 800], None)
+    >>> global_batch({"obs": obs.astype({"n_genes": "Int64"})}, rows)  # doctest: +ELLIPSIS
+    Traceback (most recent call last):
+    ...
+    TypeError: batch['obs']['n_genes'] must be an array of numbers or a categorical column, got Series ...
+
     Parameters
     ----------
     batch
@@ -72,30 +96,6 @@ def global_batch(batch: Tree, sharding: NamedSharding) -> Tree:
         If parts have different numbers of rows, if rows or columns can't be split evenly among their devices, if an
         integer doesn't fit into the bits that JAX uses, or if rows can't be sharded in this mesh, see
         :meth:`.Rank.from_mesh`.
-
-    Examples
-    --------
-    >>> import jax
-    >>> import numpy as np
-    >>> import pandas as pd
-    >>> from annbatch_distributed.integrations.jax import global_batch
-    >>> from jax.sharding import NamedSharding, PartitionSpec
-    >>> rows = NamedSharding(jax.make_mesh((1,), ("data",)), PartitionSpec("data"))
-    >>> obs = pd.DataFrame(
-    ...     {"cell_type": pd.Categorical(["T", "B", "T"]), "n_genes": [900, 700, 800]}
-    ... )
-    >>> batch = global_batch({"X": np.ones((3, 2)), "obs": obs, "index": None}, rows)
-    >>> (
-    ...     batch["X"].shape,
-    ...     batch["obs"]["cell_type"].tolist(),
-    ...     batch["obs"]["n_genes"].tolist(),
-    ...     batch["index"],
-    ... )
-    ((3, 2), [1, 0, 1], [900, 700, 800], None)
-    >>> global_batch({"obs": obs.astype({"n_genes": "Int64"})}, rows)  # doctest: +ELLIPSIS
-    Traceback (most recent call last):
-    ...
-    TypeError: batch['obs']['n_genes'] must be an array of numbers or a categorical column, got Series ...
     """
     import jax
     from jax.experimental.sparse import CSR

@@ -47,6 +47,26 @@ def distribute[Module](
     epoch: with ``ckpt_path``, a job resumes mid-epoch, on any number of ranks. Before the first epoch, ranks check that
     they have the same configuration.
 
+    Examples
+    --------
+    >>> import anndata as ad
+    >>> import numpy as np
+    >>> from annbatch import Loader
+    >>> from annbatch.samplers import RandomSampler
+    >>> from annbatch_distributed import Rank
+    >>> from annbatch_distributed.integrations.scvi import distribute
+    >>> from lightning import LightningDataModule
+    >>> class Cells(LightningDataModule):
+    ...     def train_dataloader(self):
+    ...         loader = Loader(
+    ...             batch_sampler=RandomSampler(4, 2, 4, mask=slice(0, 40)),
+    ...             preload_to_gpu=False,
+    ...         )
+    ...         return loader.add_adata(ad.AnnData(np.zeros((48, 1))))
+    >>> rank_1 = distribute(Cells(), dist_info=Rank(1, 2)).train_dataloader()
+    >>> rank_1.sampler.plan(rank_1.n_obs).shard(1).rows
+    Rows(20:40)
+
     Parameters
     ----------
     datamodule
@@ -75,26 +95,6 @@ def distribute[Module](
         or if an option has an unknown name or a wrong type.
     ValueError
         If ``dist_info`` is unknown, or an option has an invalid value.
-
-    Examples
-    --------
-    >>> import anndata as ad
-    >>> import numpy as np
-    >>> from annbatch import Loader
-    >>> from annbatch.samplers import RandomSampler
-    >>> from annbatch_distributed import Rank
-    >>> from annbatch_distributed.integrations.scvi import distribute
-    >>> from lightning import LightningDataModule
-    >>> class Cells(LightningDataModule):
-    ...     def train_dataloader(self):
-    ...         loader = Loader(
-    ...             batch_sampler=RandomSampler(4, 2, 4, mask=slice(0, 40)),
-    ...             preload_to_gpu=False,
-    ...         )
-    ...         return loader.add_adata(ad.AnnData(np.zeros((48, 1))))
-    >>> rank_1 = distribute(Cells(), dist_info=Rank(1, 2)).train_dataloader()
-    >>> rank_1.sampler.plan(rank_1.n_obs).shard(1).rows
-    Rows(20:40)
     """
     if isinstance(datamodule, _Distributed):
         raise TypeError(

@@ -81,6 +81,31 @@ class StatefulLoader(EpochLoader, Loader[Any, Any]):
     ``len()`` is the number of batches of the whole epoch, also after a resume, as Lightning and PyTorch expect. The
     number of remaining batches is ``len(loader) - loader.batches_done``.
 
+    Examples
+    --------
+    >>> import anndata as ad
+    >>> import numpy as np
+    >>> from annbatch.samplers import RandomSampler
+    >>> from annbatch_distributed import DistributedSampler, Rank, StatefulLoader
+    >>> def make_loader():
+    ...     sampler = RandomSampler(chunk_size=4, preload_nchunks=2, batch_size=4)
+    ...     distributed = DistributedSampler(sampler, dist_info=Rank(0, 2), seed=0)
+    ...     loader = StatefulLoader(
+    ...         batch_sampler=distributed, return_index=True, preload_to_gpu=False
+    ...     )
+    ...     return loader.add_adata(ad.AnnData(np.arange(48.0).reshape(48, 1)))
+    >>> loader = make_loader()
+    >>> whole_epoch = [batch["index"].tolist() for batch in loader]
+    >>> loader.set_epoch(0)
+    >>> batches = iter(loader)
+    >>> before = [next(batches)["index"].tolist() for _ in range(3)]
+    >>> state = loader.state_dict()
+    >>> loader = make_loader()  # in a restarted job
+    >>> loader.load_state_dict(state)
+    >>> after = [batch["index"].tolist() for batch in loader]
+    >>> before + after == whole_epoch
+    True
+
     Parameters
     ----------
     batch_sampler
@@ -108,31 +133,6 @@ class StatefulLoader(EpochLoader, Loader[Any, Any]):
     ValueError
         If ``prefetch`` is negative, or above 0 with ``preload_to_gpu=True``, since its threads would use the GPU. If
         ``to`` is not ``"torch"``, ``"jax"`` or None.
-
-    Examples
-    --------
-    >>> import anndata as ad
-    >>> import numpy as np
-    >>> from annbatch.samplers import RandomSampler
-    >>> from annbatch_distributed import DistributedSampler, Rank, StatefulLoader
-    >>> def make_loader():
-    ...     sampler = RandomSampler(chunk_size=4, preload_nchunks=2, batch_size=4)
-    ...     distributed = DistributedSampler(sampler, dist_info=Rank(0, 2), seed=0)
-    ...     loader = StatefulLoader(
-    ...         batch_sampler=distributed, return_index=True, preload_to_gpu=False
-    ...     )
-    ...     return loader.add_adata(ad.AnnData(np.arange(48.0).reshape(48, 1)))
-    >>> loader = make_loader()
-    >>> whole_epoch = [batch["index"].tolist() for batch in loader]
-    >>> loader.set_epoch(0)
-    >>> batches = iter(loader)
-    >>> before = [next(batches)["index"].tolist() for _ in range(3)]
-    >>> state = loader.state_dict()
-    >>> loader = make_loader()  # in a restarted job
-    >>> loader.load_state_dict(state)
-    >>> after = [batch["index"].tolist() for batch in loader]
-    >>> before + after == whole_epoch
-    True
     """
 
     def __init__(
@@ -195,6 +195,23 @@ class StatefulLoader(EpochLoader, Loader[Any, Any]):
         ``RandomSampler``. :func:`suggest_sizes` chooses the sizes of chunks and load requests, which are the same on
         any number of ranks.
 
+        Examples
+        --------
+        >>> import tempfile
+        >>> from pathlib import Path
+        >>> import anndata as ad
+        >>> import numpy as np
+        >>> from annbatch import DatasetCollection
+        >>> from annbatch_distributed import Rank, StatefulLoader
+        >>> folder = Path(tempfile.mkdtemp())
+        >>> ad.AnnData(np.ones((1_000, 5))).write_h5ad(folder / "cells.h5ad")
+        >>> _ = DatasetCollection(folder / "cells.zarr").add_adatas([folder / "cells.h5ad"])
+        >>> loader = StatefulLoader.from_collection(
+        ...     folder / "cells.zarr", dist_info=Rank(0, 2), batch_size=128
+        ... )
+        >>> [len(batch["X"]) for batch in loader]
+        [128, 128, 128, 116]
+
         Parameters
         ----------
         collection
@@ -238,23 +255,6 @@ class StatefulLoader(EpochLoader, Loader[Any, Any]):
             As for :class:`DistributedSampler`, :func:`suggest_sizes` and ``use_collection``.
         OSError
             If there is no collection at a path.
-
-        Examples
-        --------
-        >>> import tempfile
-        >>> from pathlib import Path
-        >>> import anndata as ad
-        >>> import numpy as np
-        >>> from annbatch import DatasetCollection
-        >>> from annbatch_distributed import Rank, StatefulLoader
-        >>> folder = Path(tempfile.mkdtemp())
-        >>> ad.AnnData(np.ones((1_000, 5))).write_h5ad(folder / "cells.h5ad")
-        >>> _ = DatasetCollection(folder / "cells.zarr").add_adatas([folder / "cells.h5ad"])
-        >>> loader = StatefulLoader.from_collection(
-        ...     folder / "cells.zarr", dist_info=Rank(0, 2), batch_size=128
-        ... )
-        >>> [len(batch["X"]) for batch in loader]
-        [128, 128, 128, 116]
         """
         collection = as_collection(collection)
         sampler = sampler_for(

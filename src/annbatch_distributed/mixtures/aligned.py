@@ -35,25 +35,6 @@ class AlignedLoader(EpochLoader):
 
     A batch is a dict with the batch of each store, by name: ``{"rna": {...}, "protein": {...}}``.
 
-    Parameters
-    ----------
-    stores
-        :class:`annbatch.Loader` or :class:`StatefulLoader` of each store by name. Their datasets and options are used,
-        and their samplers are ignored. All stores must have the same cells in the same order.
-    batch_sampler
-        Sampler of the rows that this rank reads.
-    prefetch
-        Number of load requests to prefetch, as for :class:`StatefulLoader`. None takes the largest ``prefetch`` of
-        ``stores`` (default).
-
-    Raises
-    ------
-    TypeError
-        If a store is not a loader, or ``batch_sampler`` is not a :class:`DistributedSampler`.
-    ValueError
-        If the stores have different cells, or the same cells in a different order. Cells are compared by name. A store
-        without names causes a warning, and only its number of cells is compared.
-
     Examples
     --------
     >>> import anndata as ad
@@ -76,6 +57,25 @@ class AlignedLoader(EpochLoader):
     ((4, 3), (4, 2))
     >>> batch["rna"]["obs"].equals(batch["protein"]["obs"])
     True
+
+    Parameters
+    ----------
+    stores
+        :class:`annbatch.Loader` or :class:`StatefulLoader` of each store by name. Their datasets and options are used,
+        and their samplers are ignored. All stores must have the same cells in the same order.
+    batch_sampler
+        Sampler of the rows that this rank reads.
+    prefetch
+        Number of load requests to prefetch, as for :class:`StatefulLoader`. None takes the largest ``prefetch`` of
+        ``stores`` (default).
+
+    Raises
+    ------
+    TypeError
+        If a store is not a loader, or ``batch_sampler`` is not a :class:`DistributedSampler`.
+    ValueError
+        If the stores have different cells, or the same cells in a different order. Cells are compared by name. A store
+        without names causes a warning, and only its number of cells is compared.
     """
 
     def __init__(
@@ -119,29 +119,6 @@ class AlignedLoader(EpochLoader):
     ) -> Self:
         """Make a loader of several collections of the same cells.
 
-        Parameters
-        ----------
-        collections
-            Collection of each store by name, as for :meth:`StatefulLoader.from_collection`. With ``load_adata``, one
-            collection can be several stores.
-        dist_info, batch_size, mask, seed, shuffle, sets, memory, prefetch
-            As for :meth:`StatefulLoader.from_collection`; ``memory`` is the limit of all stores together.
-        load_adata
-            Functions by the names of stores. Each loads the ``AnnData`` of a dataset, as for ``use_collection`` of
-            :class:`annbatch.Loader`. Other stores load ``X``.
-        options
-            As for :meth:`StatefulLoader.from_collection`. Options of the loader apply to every store.
-
-        Returns
-        -------
-        AlignedLoader
-            Loader of this rank.
-
-        Raises
-        ------
-        TypeError, ValueError
-            As for :class:`AlignedLoader` and :meth:`StatefulLoader.from_collection`.
-
         Examples
         --------
         >>> import tempfile
@@ -170,6 +147,29 @@ class AlignedLoader(EpochLoader):
         >>> batch = next(iter(loader))
         >>> batch["rna"]["X"].shape, batch["protein"]["X"].shape
         ((128, 5), (128, 3))
+
+        Parameters
+        ----------
+        collections
+            Collection of each store by name, as for :meth:`StatefulLoader.from_collection`. With ``load_adata``, one
+            collection can be several stores.
+        dist_info, batch_size, mask, seed, shuffle, sets, memory, prefetch
+            As for :meth:`StatefulLoader.from_collection`; ``memory`` is the limit of all stores together.
+        load_adata
+            Functions by the names of stores. Each loads the ``AnnData`` of a dataset, as for ``use_collection`` of
+            :class:`annbatch.Loader`. Other stores load ``X``.
+        options
+            As for :meth:`StatefulLoader.from_collection`. Options of the loader apply to every store.
+
+        Returns
+        -------
+        AlignedLoader
+            Loader of this rank.
+
+        Raises
+        ------
+        TypeError, ValueError
+            As for :class:`AlignedLoader` and :meth:`StatefulLoader.from_collection`.
         """
         _check_names(collections)
         load_adata = {} if load_adata is None else load_adata

@@ -47,35 +47,6 @@ class MixedLoader(Waits, IterableDataset):  # type: ignore[type-arg]  # without 
     Each step yields a batch of one source, with the name of the source under the key ``"source"``. When a source ends,
     its next epoch begins. Under ``within_batch=True``, each step yields a dict with a batch of every source, by name.
 
-    Parameters
-    ----------
-    loaders
-        :class:`StatefulLoader` of each source by name, or the ``DataLoader`` that its ``to_dataloader`` returns. Each
-        has its own sampler, mask and genes. The mixture sets their epochs.
-    weights
-        Relative weight of each source by name; 0 excludes a source. To change weights during training, pass a list of
-        ``(first_step, weights)`` pairs, ``[(0, {...}), (5_000, {...})]``, whose steps count over all epochs. Under
-        ``within_batch``, the number of rows of each source in a batch, which must be the batch size of its sampler.
-        None takes the batch sizes.
-    n_steps
-        Number of steps of an epoch of the mixture.
-    stopping_strategy
-        End of an epoch, instead of ``n_steps``: ``"first_exhausted"`` ends it when one source has been read once,
-        ``"all_exhausted"`` when every source has. The next epoch then begins with new epochs of all sources. Sources
-        whose last weight is 0 don't count.
-    within_batch
-        True to yield a batch of every source in each step (default False).
-    seed
-        Seed of the order of the sources, within ``[0, 2**63)`` (default 0).
-
-    Raises
-    ------
-    TypeError
-        If a source is not a loader, or an argument has the wrong type.
-    ValueError
-        If there are no sources, if a weight is negative or not finite, if all weights are 0, if ``weights`` and
-        ``loaders`` have different names, or if a sampler has ``remainder="keep"``.
-
     Examples
     --------
     >>> import anndata as ad
@@ -104,6 +75,35 @@ class MixedLoader(Waits, IterableDataset):  # type: ignore[type-arg]  # without 
     ...     print(sources.count("tahoe"), sources.count("census"))
     6 2
     6 2
+
+    Parameters
+    ----------
+    loaders
+        :class:`StatefulLoader` of each source by name, or the ``DataLoader`` that its ``to_dataloader`` returns. Each
+        has its own sampler, mask and genes. The mixture sets their epochs.
+    weights
+        Relative weight of each source by name; 0 excludes a source. To change weights during training, pass a list of
+        ``(first_step, weights)`` pairs, ``[(0, {...}), (5_000, {...})]``, whose steps count over all epochs. Under
+        ``within_batch``, the number of rows of each source in a batch, which must be the batch size of its sampler.
+        None takes the batch sizes.
+    n_steps
+        Number of steps of an epoch of the mixture.
+    stopping_strategy
+        End of an epoch, instead of ``n_steps``: ``"first_exhausted"`` ends it when one source has been read once,
+        ``"all_exhausted"`` when every source has. The next epoch then begins with new epochs of all sources. Sources
+        whose last weight is 0 don't count.
+    within_batch
+        True to yield a batch of every source in each step (default False).
+    seed
+        Seed of the order of the sources, within ``[0, 2**63)`` (default 0).
+
+    Raises
+    ------
+    TypeError
+        If a source is not a loader, or an argument has the wrong type.
+    ValueError
+        If there are no sources, if a weight is negative or not finite, if all weights are 0, if ``weights`` and
+        ``loaders`` have different names, or if a sampler has ``remainder="keep"``.
     """
 
     def __init__(
