@@ -170,7 +170,7 @@ def draw(lines: list[dict[str, Any]], out: Path) -> None:
             axis.set_yticks(range(len(own)), names)
             axis.set_title(f"{kind} cells", fontsize="medium", loc="left")
             axis.invert_yaxis()
-        axes[-1].set_xlabel("rows per second, relative to annbatch")
+        figure.supxlabel("rows per second, relative to annbatch", fontsize="medium")
 
 
 def main() -> None:

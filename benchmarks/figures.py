@@ -1,4 +1,4 @@
-"""The look of all figures: transparent, in the colors of the logo, and readable on white and on black."""
+"""The look of all figures: transparent, and with the colors of docs/palette.py for light and dark pages."""
 
 from __future__ import annotations
 
@@ -9,13 +9,16 @@ import matplotlib as mpl
 import numpy as np
 from matplotlib.figure import Figure
 
+from docs.palette import LINES, STYLE
+
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
     from pathlib import Path
 
     from matplotlib.axes import Axes
 
-BLUE, ORANGE, GREEN, GRAY, INK = "#3a86c8", "#e69f00", "#1fa187", "#b5b5b5", "#8a8a8a"
+#: Colors on light pages. The style of a figure replaces them on dark ones.
+BLUE, ORANGE, GREEN, GRAY, INK = (LINES[name][0] for name in ("blue", "orange", "green", "gray", "ink"))
 
 
 @contextmanager
@@ -35,6 +38,10 @@ def figure(out: Path, width: float, height: float) -> Iterator[Figure]:
         yield made
         out.parent.mkdir(parents=True, exist_ok=True)
         made.savefig(out, metadata={"Date": None}, transparent=True)
+    drawing = out.read_text()
+    for name, (light, _) in LINES.items():
+        drawing = drawing.replace(light, f"var(--{name})")
+    out.write_text(drawing.replace(" <metadata>", f" {STYLE}\n <metadata>", 1))
 
 
 def label_lines(axis: Axes, ends: Sequence[tuple[float, float, str, str]]) -> None:

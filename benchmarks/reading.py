@@ -42,7 +42,7 @@ from benchmarks.libraries.cells import make
 type Epoch = dict[str, float]
 
 FIGURE = Path(__file__).parents[1] / "docs" / "_static" / "reading.svg"
-#: chunk_size, preload_nchunks, batch_size: load requests of 2,048 rows, of which an epoch has more than 50.
+#: chunk_size, preload_nchunks, batch_size: load requests of 2,048 rows, of which a rank has 25 in an epoch.
 CONFIGURATIONS = [(64, 32, 256), (512, 4, 1024)]
 #: Configurations, and what cores there are: one for all that reads, and one for all steps; or both for either.
 JOBS = [*((configuration, "apart") for configuration in CONFIGURATIONS), (CONFIGURATIONS[0], "shared")]
@@ -143,12 +143,12 @@ def draw(lines: list[dict[str, Any]], out: Path) -> None:
                 own = [line for line in shown if (line["collection"], line["way"]) == (kind, way) and line["step"]]
                 places = np.arange(len(own)) + 0.27 * WAYS.index(way)
                 panel.bar(places, [line["of the ideal"] for line in own], 0.25, color=color, label=way)
-                names = ["small model" if line["step"] == "model" else f"{line['step']} x" for line in own]
+                names = ["small model" if line["step"] == "model" else f"{line['step']}\N{MULTIPLICATION SIGN}" for line in own]
                 panel.set_xticks(np.arange(len(own)) + 0.27, names)
             panel.axhline(1, color=figures.INK, linewidth=0.8)
             panel.set_title(f"{kind} cells", fontsize="medium", loc="left")
         figure.supxlabel("duration of a step, relative to the time to read a batch", fontsize="medium")
-        panels[0].set_ylabel("throughput / limit")
+        panels[0].set_ylabel("throughput, relative to the limit")
         handles = panels[0].get_legend_handles_labels()
         figure.legend(*handles, loc="outside upper center", ncols=2, frameon=False)
 
@@ -161,7 +161,7 @@ def main() -> None:
     arguments = parser.parse_args()
     if arguments.small and arguments.out == FIGURE:
         parser.error("pass --out with --small, so that the figure of the documentation is kept")
-    n_obs, repeats, jobs = (6_000, 1, JOBS[:1]) if arguments.small else (206_011, 3, JOBS)
+    n_obs, repeats, jobs = (6_000, 1, JOBS[:1]) if arguments.small else (103_011, 3, JOBS)
     steps = (1, "model") if arguments.small else STEPS
     print(f"{n_obs:.0e} cells, {os.cpu_count()} cores; medians of {repeats}")
     print(f"collection  chunk/.../b   cores  epoch   step  {'way':<34}     rows/s  of annbatch's", end="  ")

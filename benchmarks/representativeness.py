@@ -47,18 +47,18 @@ class Setting(NamedTuple):
 
     def __str__(self) -> str:
         sharding = self.sharding
-        name = f"shuffled, blocks of {sharding.block_size}" if isinstance(sharding, Shuffled) else "contiguous"
+        name = f"blocks of {sharding.block_size}" if isinstance(sharding, Shuffled) else "contiguous"
         return f"{name}, preload {self.preload_nchunks}"
 
 
 # a color for each sharding, and a line for each number of chunks to preload
 SETTINGS = [
     Setting("contiguous", 32, figures.ORANGE),
-    Setting(Shuffled(4096), 32, "#1d4e7a"),
+    Setting(Shuffled(4096), 32, figures.GRAY),
     Setting(Shuffled(512), 8, figures.BLUE, ":"),
     Setting(Shuffled(512), 32, figures.BLUE),
     Setting(Shuffled(512), 128, figures.BLUE, "--"),
-    Setting(Shuffled(64), 32, "#8fbfe8"),
+    Setting(Shuffled(64), 32, figures.GREEN),
 ]
 
 
@@ -105,23 +105,26 @@ def distances(parts: Iterable[Counts], labels: Labels) -> Distances:
 
 def draw(results: dict[str, Distances], world_sizes: Sequence[int], out: Path) -> None:
     """Write the figure: a panel for each part, and in it a line for each setting, by the number of ranks."""
-    with figures.figure(out, 5.6, 7.4) as figure:
-        panels = figure.subplots(nrows=len(PARTS), sharex=True, sharey=True)
+    shown = 0, 2  # each rank's batches depend little on the setting
+    with figures.figure(out, 5.6, 6.4) as figure:
+        panels = figure.subplots(nrows=len(shown), sharex=True)
         looks = [*((setting.color, setting.line) for setting in SETTINGS), (figures.INK, "-.")]
-        for part, (panel, name) in enumerate(zip(panels, PARTS, strict=True)):
+        for part, panel in zip(shown, panels, strict=True):
+            ends = []
             for (label, found), (color, line) in zip(results.items(), looks, strict=True):
-                panel.plot(world_sizes, found[:, part], line, color=color, label=label)
-            panel.set_title(name, fontsize="medium", loc="left")
+                panel.plot(world_sizes, found[:, part], line, color=color)
+                ends.append((world_sizes[-1], found[-1, part], label, color))
+            panel.set_title(PARTS[part], fontsize="medium", loc="left")
             panel.set_xscale("log", base=2)
+            panel.set_xlim(right=world_sizes[-1] ** 1.7)  # room for the names
             panel.set_xticks(world_sizes, [str(world_size) for world_size in world_sizes])
             panel.set_yscale("log")
             ticks = [0.001, 0.003, 0.01, 0.03, 0.1, 0.3, 1]
             panel.set_yticks(ticks, [f"{tick:g}" for tick in ticks])
             panel.minorticks_off()
-            panel.grid(color=figures.INK, linewidth=0.3)
+            figures.label_lines(panel, ends)
         panels[-1].set_xlabel("ranks")
         figure.supylabel("total variation distance of labels", fontsize="medium")
-        figure.legend(*panels[0].get_legend_handles_labels(), loc="outside lower center", ncols=2, frameon=False)
 
 
 def main() -> None:

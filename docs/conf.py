@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-import runpy
+import sys
 from importlib.metadata import metadata
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -12,6 +12,8 @@ from sphinx.util.logging import getLogger
 
 if TYPE_CHECKING:
     from sphinx.application import Sphinx
+
+sys.path.insert(0, str(Path(__file__).parents[1]))  # for docs.pictures
 
 project = "annbatch-distributed"
 _about = metadata(project)
@@ -199,16 +201,24 @@ copybutton_prompt_text = r">>> |\.\.\. |\$ "
 copybutton_prompt_is_regexp = True
 copybutton_copy_empty_lines = False  # they stand for output that is left out
 
+# The address of the repository is in pyproject.toml alone: [a script](example:train.py)
+_urls = dict(url.split(", ") for url in _about.get_all("Project-URL", []))
+myst_url_schemes = {
+    "http": None,
+    "https": None,
+    "mailto": None,
+    "example": _urls["Source"] + "/tree/main/examples/{{path}}",
+}
+
 # old addresses of pages
 redirects = {
     "agreement": "verify.html",
     "coming-from": "migration.html",
-    "elastic": "checkpoints.html#the-same-steps-on-any-number-of-gpus",
+    "elastic": "virtual-ranks.html",
     "first-job": "two-ranks.html",
     "frameworks/accelerate": "hugging-face.html",
-    "frameworks/torchdata": "ray.html#torchdata",
+    "frameworks/torchdata": "../migration.html#from-torchdata-s-statefuldataloader",
     "frameworks/transformers": "hugging-face.html#trainer",
-    "glossary": "distribution.html#glossary",
     "gpus": "launching.html#gpus",
     "launchers": "launching.html",
     "object-storage": "storage.html#object-storage",
@@ -217,14 +227,13 @@ redirects = {
     "resume": "checkpoints.html",
     "sharding": "distribution.html#sharding",
     "sizes": "performance.html#sizes",
-    "slurm": "launching.html#slurm",
     "steps": "debugging.html",
     "tutorial": "distribution.html",
     "workers": "performance.html#dataloader-workers",
     "your-files": "prepare-data.html",
 }
 
-ogp_site_url = "https://annbatch-distributed.readthedocs.io/en/latest/"
+ogp_site_url = _urls["Documentation"] + "/en/latest/"
 ogp_social_cards = {"enable": False}
 
 html_theme = "sphinx_book_theme"
@@ -242,9 +251,7 @@ html_theme_options = {
     "navigation_with_keys": False,
     "path_to_docs": "docs",
     "repository_branch": "main",
-    "repository_url": dict(
-        url.split(", ") for url in _about.get_all("Project-URL", [])
-    )["Source"],
+    "repository_url": _urls["Source"],
     "show_navbar_depth": 1,
     "use_issues_button": True,
     "use_repository_button": True,
@@ -287,11 +294,12 @@ def _made_elsewhere(
 
 def _check_drawings(app: Sphinx) -> None:
     """Warn if a drawing isn't what its script draws."""
-    folder = Path(app.srcdir)
-    for name, draw in runpy.run_path(str(folder / "pictures.py"))["PICTURES"].items():
-        if (folder / "_static" / name).read_text() != draw():
+    from docs.pictures import PICTURES
+
+    for name, draw in PICTURES.items():
+        if (Path(app.srcdir) / "_static" / name).read_text() != draw():
             getLogger(__name__).warning(
-                "_static/%s isn't what its script draws. Run the script in docs.", name
+                "_static/%s isn't what its script draws: python -m docs.pictures", name
             )
 
 

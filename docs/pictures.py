@@ -1,6 +1,6 @@
-"""Draw the pictures of the README and the pages from what the library computes: ``python docs/pictures.py``.
+"""Draw the pictures of the README and the pages from what the library computes: ``python -m docs.pictures``.
 
-The pictures have the colors of the logo. The background is transparent, and text is readable on white and on black.
+Their background is transparent, and their colors are those of palette.py.
 """
 
 from __future__ import annotations
@@ -11,8 +11,14 @@ from typing import Any, Literal
 import numpy as np
 from annbatch.samplers import SequentialSampler
 from annbatch_distributed import DistributedSampler, Rank
+from docs.palette import FILLS, STYLE, TEXT
 
-COLORS, DONE, INK = ("#3a86c8", "#e69f00", "#1fa187"), "#9a9a9a", "#8a8a8a"
+#: Of ranks, GPUs and files.
+COLORS = FILLS["blue"], FILLS["orange"], FILLS["green"], FILLS["gray"]
+DONE = FILLS["gray"]
+#: Attributes of boxes without a fill.
+OUTLINED = {"stroke": "var(--ink)", "stroke_width": "1.5"}
+DASHED = OUTLINED | {"stroke_dasharray": "4 3"}
 BATCH_SIZE = 2
 WIDTH, LEFT = 564, 20
 
@@ -35,7 +41,7 @@ def rank_of_job(
 
 def batches(sampler: DistributedSampler, n_rows: int) -> list[list[tuple[int, bool]]]:
     """Return the rows of each batch of a rank, each with whether it is repeated."""
-    found = []
+    read = []
     for request in sampler.sample(n_rows):
         rows = np.concatenate(
             [np.arange(part.start, part.stop) for part in request["requests"]]
@@ -43,8 +49,8 @@ def batches(sampler: DistributedSampler, n_rows: int) -> list[list[tuple[int, bo
         repeated = request.get("repeated", np.zeros(len(rows), dtype=bool))
         for split in request["splits"]:
             marks = repeated[split].tolist()
-            found.append(list(zip(rows[split].tolist(), marks, strict=True)))
-    return found
+            read.append(list(zip(rows[split].tolist(), marks, strict=True)))
+    return read
 
 
 # Shapes
@@ -52,9 +58,8 @@ def batches(sampler: DistributedSampler, n_rows: int) -> list[list[tuple[int, bo
 
 def text(x: float, y: float, words: str, **attributes: str) -> str:
     """Write words."""
-    options = {"fill": INK} | attributes
     named = "".join(
-        f' {name.replace("_", "-")}="{value}"' for name, value in options.items()
+        f' {name.replace("_", "-")}="{value}"' for name, value in attributes.items()
     )
     return f'<text x="{x:g}" y="{y:g}"{named}>{words}</text>'
 
@@ -62,41 +67,46 @@ def text(x: float, y: float, words: str, **attributes: str) -> str:
 def box(
     x: float, y: float, width: float, height: float, words: str, fill: str, **more: str
 ) -> str:
-    """Draw a box with words in its middle."""
+    """Draw a box with words in its middle: dark ones on a fill, and the page's color without one."""
     named = "".join(
         f' {name.replace("_", "-")}="{value}"' for name, value in more.items()
     )
-    ink = INK if more else "white"
+    ink = {} if fill == "none" else {"fill": TEXT}
     return (
         f'<rect x="{x:g}" y="{y:g}" width="{width:g}" height="{height:g}" rx="5" fill="{fill}"{named}/>'
         + text(
             x + width / 2,
             y + height / 2 + 6,
             words,
-            fill=ink,
             text_anchor="middle",
             font_size="17",
+            **ink,
         )
     )
+
+
+def line(*points: tuple[float, float], **attributes: str) -> str:
+    """Draw a line through points."""
+    options = {"fill": "none", "stroke": "var(--ink)", "stroke_width": "1.5"}
+    named = "".join(
+        f' {name.replace("_", "-")}="{value}"'
+        for name, value in (options | attributes).items()
+    )
+    path = " ".join(f"{x:g},{y:g}" for x, y in points)
+    return f'<polyline points="{path}"{named}/>'
 
 
 def picture(height: int, label: str, caption: str, parts: list[str]) -> str:
     """Return the drawing, with a caption at its bottom."""
     if caption:
-        parts = [
-            *parts,
-            text(
-                WIDTH / 2,
-                height - 10,
-                caption,
-                text_anchor="middle",
-                font_style="italic",
-            ),
-        ]
+        x, y = WIDTH / 2, height - 10
+        slanted = {"text_anchor": "middle", "font_style": "italic"}
+        parts = [*parts, text(x, y, caption, **slanted)]
     return "\n".join(
         [
             f'<svg xmlns="http://www.w3.org/2000/svg" viewBox="0 0 {WIDTH} {height}" role="img">',
-            f'<title>{label}</title>\n<g font-family="sans-serif" font-size="15">',
+            f"<title>{label}</title>\n{STYLE}",
+            '<g font-family="sans-serif" font-size="15" fill="var(--ink)">',
             *parts,
             "</g>\n</svg>\n",
         ]
@@ -115,9 +125,7 @@ def strip(top: int, title: str, ranks: list[list[int]]) -> list[str]:
         if number in rank_of:
             parts.append(box(x, top + 22, 40, 40, str(number), COLORS[rank_of[number]]))
         else:
-            parts.append(
-                box(x, top + 22, 40, 40, str(number), DONE, fill_opacity="0.35")
-            )
+            parts.append(box(x, top + 22, 40, 40, str(number), "none", **DASHED))
     for rank in range(len(ranks)):
         x = WIDTH - LEFT + 8 - 72 * (len(ranks) - rank)
         parts.append(
@@ -150,13 +158,12 @@ def resume() -> str:
         *strip(170, "Resume on 3 ranks after 3 steps", numbers(3, state)),
     ]
     label = "One epoch of 12 batches, started on 2 ranks and resumed on 2 or 3 ranks"
-    return picture(
-        272, label, "After a resume, the ranks read the remaining batches.", parts
-    )
+    caption = "Dashed batches are done. The ranks divide the remaining ones."
+    return picture(272, label, caption, parts)
 
 
 def virtual() -> str:
-    """Draw two steps of four virtual ranks, on one, two and four GPUs."""
+    """Draw two steps of four virtual ranks, on one, two and four GPUs, each in the color of its GPU."""
     n_rows, n_virtual, width = 24, 4, 60
     parts = []
     for place, n_gpus in enumerate((1, 2, 4)):
@@ -177,63 +184,45 @@ def virtual() -> str:
                     rows = batch[part * BATCH_SIZE : (part + 1) * BATCH_SIZE]
                     words = " ".join(str(row) for row, _ in rows)
                     x = left + (gpu * own + part) * (width + 4)
-                    parts.append(box(x, top + 22, width, 36, words, COLORS[0]))
+                    parts.append(box(x, top + 22, width, 36, words, COLORS[gpu]))
                 # the bracket of the GPU, below its virtual ranks
                 x, span = left + gpu * own * (width + 4), own * (width + 4) - 4
-                parts.append(
-                    f'<path d="M{x:g} {top + 64} v6 h{span:g} v-6" fill="none" stroke="{INK}" stroke-width="1.5"/>'
-                )
-                parts.append(
-                    text(
-                        x + span / 2,
-                        top + 85,
-                        f"GPU {gpu}",
-                        text_anchor="middle",
-                        font_size="14",
-                    )
-                )
+                y = top + 64
+                parts.append(line((x, y), (x, y + 6), (x + span, y + 6), (x + span, y)))
+                middle = {"text_anchor": "middle", "font_size": "14"}
+                parts.append(text(x + span / 2, top + 85, f"GPU {gpu}", **middle))
     label = "Two steps of four virtual ranks, on 1, 2 and 4 GPUs"
-    caption = "The global batch of a step is the same; only the brackets move."
+    caption = "The rows of a step stay the same; only the GPUs that read them change."
     return picture(356, label, caption, parts)
 
 
 def remainder() -> str:
-    """Draw nine rows on two ranks in batches of two, under each remainder."""
-    n_rows, width = 9, 40
+    """Draw nine rows on two ranks in batches of two, under each remainder, in columns of steps."""
+    n_rows, width, column, first = 9, 38, 92, LEFT + 136
     parts = [
-        (
-            '<defs><pattern id="hatch" width="6" height="6" patternUnits="userSpaceOnUse" '
-            f'patternTransform="rotate(45)"><rect width="2" height="6" fill="{DONE}"/></pattern></defs>'
-        ),
+        text(first + step * column + width, 16, f"step {step}", text_anchor="middle")
+        for step in range(3)
     ]
     for place, policy in enumerate(("drop", "exact", "pad", "keep")):
-        top = 6 + place * 94
-        parts.append(text(LEFT, top + 42, f'"{policy}"', font_weight="bold"))
+        top = 28 + place * 96
+        parts.append(text(LEFT, top + 44, f'"{policy}"', font_weight="bold"))
         seen = set()
         for rank in range(2):
-            y = top + rank * 44
-            parts.append(text(LEFT + 76, y + 25, f"rank {rank}", font_size="14"))
-            x = LEFT + 132.0
-            for batch in batches(rank_of_job(rank, 2, remainder=policy), n_rows):
-                for row, is_repeated in batch:
+            y = top + rank * 42
+            parts.append(text(LEFT + 76, y + 24, f"rank {rank}", font_size="14"))
+            read = batches(rank_of_job(rank, 2, remainder=policy), n_rows)
+            for step, batch in enumerate(read):
+                for number, (row, is_repeated) in enumerate(batch):
                     seen.add(row)
-                    if is_repeated:
-                        drawn = box(
-                            x, y, width, 36, str(row), "none", stroke=COLORS[rank]
-                        )
-                    else:
-                        drawn = box(x, y, width, 36, str(row), COLORS[rank])
-                    parts.append(drawn)
-                    x += width + 2
-                x += 14
-        dropped = sorted({*range(n_rows)} - seen)
-        for number, row in enumerate(dropped):
-            x = 430 + number * (width + 2)
-            parts.append(
-                box(x, top + 22, width, 36, str(row), "url(#hatch)", stroke=DONE)
-            )
+                    x = first + step * column + number * (width + 2)
+                    look = ("none", OUTLINED) if is_repeated else (COLORS[rank], {})
+                    parts.append(box(x, y, width, 36, str(row), look[0], **look[1]))
+        for number, row in enumerate(sorted({*range(n_rows)} - seen)):
+            x = first + 3 * column + 20 + number * (width + 2)
+            parts.append(box(x, top + 21, width, 36, str(row), "none", **DASHED))
+            parts.append(text(x + width + 8, top + 44, "dropped", font_size="14"))
     label = "Nine rows on two ranks, in batches of two, under each remainder"
-    return picture(416, label, "Hatched: dropped. Outlined: repeated.", parts)
+    return picture(436, label, "Outlined: repeated. Dashed: dropped.", parts)
 
 
 def terms() -> str:
@@ -241,14 +230,14 @@ def terms() -> str:
     n_rows, size = 48, (WIDTH - 2 * LEFT) / 48
     parts: list[str] = []
 
-    def title(line: int, word: str, words: str) -> None:
-        y = 18 + line * 74
+    def title(place: int, word: str, words: str) -> None:
+        y = 18 + place * 74
         parts.append(text(LEFT, y, word, font_weight="bold"))
         parts.append(text(LEFT + 120, y, words, font_size="14"))
 
-    def rows(line: int, start: float, stop: float, words: str, fill: str) -> None:
-        x, y = LEFT + start * size, 28 + line * 74
-        more = {DONE: {"fill_opacity": "0.35"}, "none": {"stroke": DONE}}.get(fill, {})
+    def rows(place: int, start: float, stop: float, words: str, fill: str) -> None:
+        x, y = LEFT + start * size, 28 + place * 74
+        more = DASHED if fill == "none" else {}
         parts.append(box(x + 1, y, (stop - start) * size - 2, 34, words, fill, **more))
 
     title(0, "collection", f"{n_rows} rows in two datasets")
@@ -265,15 +254,109 @@ def terms() -> str:
     for number, letter in enumerate("abcde"):
         rows(3, 4 * number, 4 * number + 4, letter, COLORS[0])
         rows(3, 28 + 4 * number, 32 + 4 * number, "fghij"[number], COLORS[1])
-    title(4, "load request", "preload_nchunks=3 chunks in random order")
+    title(4, "load request", "of rank 0: preload_nchunks=3 chunks in random order")
     for place, letter in enumerate("daecb"):
         start = 4 * place + 2 * (place > 2)
         rows(4, start, start + 4, letter, COLORS[0])
-    title(5, "batch", "batch_size=6 rows of one load request, shuffled")
+    title(5, "batch", "of rank 0: batch_size=6 rows of one load request, shuffled")
     for place, words in enumerate(("d1 e0 a3 d3 a0 d0", "e2 a2 e1 d2 a1 e3")):
         rows(5, 17 * place, 17 * place + 16, words, COLORS[0])
     label = "From the rows of a collection to the batches of one rank"
     return picture(444, label, "", parts)
+
+
+def collect() -> str:
+    """Draw the way from a sample sheet to files, to the chunks of a collection, and to batches, as an example."""
+    n_files, n_cells, size = 3, 8, 21
+    parts: list[str] = []
+
+    def title(y: float, word: str, words: str) -> None:
+        parts.append(text(LEFT, y, word, font_weight="bold"))
+        parts.append(text(LEFT + 118, y, words, font_size="14"))
+
+    def cells(x: float, y: float, own: np.ndarray) -> None:
+        for number, cell in enumerate(own.tolist()):
+            fill = COLORS[cell // n_cells]
+            place = f'x="{x + number * size:g}" y="{y:g}"'
+            parts.append(
+                f'<rect {place} width="{size - 2}" height="26" rx="4" fill="{fill}"/>'
+            )
+
+    files = "lab_a/d1.h5ad", "lab_b/d2.h5ad", "lab_b/d3.h5ad"
+    places = "X", "layer counts", "raw"
+    title(18, "sample sheet", "where each file has its counts, and its donor")
+    for number in range(n_files):
+        x, y = LEFT + number * 178, 42
+        parts.append(text(x, y, files[number], font_family="monospace"))
+        parts.append(text(x, y + 20, places[number], font_size="14"))
+    title(96, "files", "h5ad, of different labs")
+    for number in range(n_files):
+        own = np.arange(number * n_cells, (number + 1) * n_cells)
+        cells(LEFT + number * 178, 106, own)
+    shuffled = np.random.default_rng(3).permutation(n_files * n_cells)
+    title(168, "collection", "all cells, shuffled, in chunks")
+    for number in range(6):
+        cells(LEFT + number * 88, 178, shuffled[4 * number : 4 * number + 4])
+    title(240, "batches", "of two ranks: shuffled chunks of the collection")
+    for rank, chunks in enumerate(((2, 0), (5, 3))):
+        own = np.concatenate([shuffled[4 * chunk : 4 * chunk + 4] for chunk in chunks])
+        x = LEFT + rank * 276
+        cells(x, 250, np.random.default_rng(rank).permutation(own))
+        parts.append(text(x + 178, 268, f"rank {rank}", font_size="14"))
+    label = "From a sample sheet to files, to a collection, and to the batches of ranks"
+    caption = "A color is a file: each batch has cells of all files."
+    return picture(314, label, caption, parts)
+
+
+def weights() -> str:
+    """Draw how often cells are drawn in an epoch, and on average over 100 epochs, against the expected number."""
+    n_cells, n_samples, most = 150, 300, 8
+    values = np.random.default_rng(1).lognormal(0, 0.8, n_cells)
+    sampler = DistributedSampler(
+        SequentialSampler(BATCH_SIZE, n_samples // BATCH_SIZE, BATCH_SIZE),
+        dist_info=Rank(0, 1),
+        weights=values,
+        num_samples=n_samples,
+        remainder="exact",
+        seed=0,
+    )
+    counts = []
+    for epoch in range(100):
+        sampler.set_epoch(epoch)
+        drawn = sampler.rows_of(n_cells, slice(None))["row"]
+        counts.append(np.bincount(drawn, minlength=n_cells))
+    expected = n_samples * values / values.sum()
+    unit = 36.0
+
+    def at(x: float, y: float) -> tuple[float, float]:
+        return LEFT + 50 + x * unit * 1.6, 20 + (most - y) * unit
+
+    parts = [line(at(0, most), at(0, 0), at(most, 0)), line(at(0, 0), at(most, most))]
+    for tick in range(most + 1):
+        x, y = at(tick, 0)
+        parts.append(text(x, y + 20, str(tick), text_anchor="middle", font_size="14"))
+        x, y = at(0, tick)
+        parts.append(text(x - 10, y + 5, str(tick), text_anchor="end", font_size="14"))
+    shown = expected < most
+    for value, count in zip(expected[shown], counts[0][shown], strict=True):
+        x, y = at(value, count)
+        parts.append(
+            f'<circle cx="{x:.1f}" cy="{y:.1f}" r="3.5" fill="none" stroke="var(--orange)" stroke-width="1.5"/>'
+        )
+    mean = np.mean(counts, axis=0)[shown]
+    for value, count in zip(expected[shown], mean, strict=True):
+        x, y = at(value, count)
+        parts.append(f'<circle cx="{x:.1f}" cy="{y:.1f}" r="2" fill="var(--blue)"/>')
+    x, y = at(0.3, most - 0.3)
+    parts.append(text(x, y, "○ in one epoch", fill="var(--orange)"))
+    parts.append(text(x, y + 22, "● mean of 100 epochs", fill="var(--blue)"))
+    x, y = at(most / 2, 0)
+    parts.append(text(x, y + 42, "expected number of draws", text_anchor="middle"))
+    x, y = at(0, most / 2)
+    turned = {"transform": f"rotate(-90 {LEFT + 8} {y:g})", "text_anchor": "middle"}
+    parts.append(text(LEFT + 8, y, "number of draws", **turned))
+    label = "Number of draws of cells in one epoch, and on average over 100 epochs"
+    return picture(366, label, "", parts)
 
 
 PICTURES = {
@@ -281,6 +364,8 @@ PICTURES = {
     "virtual.svg": virtual,
     "remainder.svg": remainder,
     "terms.svg": terms,
+    "collect.svg": collect,
+    "weights.svg": weights,
 }
 
 
