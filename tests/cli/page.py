@@ -1,19 +1,19 @@
-"""The page about the command line, and the keys of what commands print as JSON."""
+"""The page about the command line, and the schemas of what commands print as JSON."""
 
 from __future__ import annotations
+
+import json
+
+from jsonschema import Draft202012Validator
 
 from tests.processes.launch import ROOT
 
 PAGE = (ROOT / "docs" / "command-line.md").read_text()
 
 
-def not_named(content: object) -> set[str]:
-    """Which keys the page doesn't name."""
-    return {key for key in keys_in(content) if f"`{key}`" not in PAGE}
-
-
-def keys_in(content: object) -> set[str]:
-    """Which keys there are, at any depth."""
-    if isinstance(content, dict):
-        return set(content).union(*map(keys_in, content.values()))
-    return set().union(*map(keys_in, content)) if isinstance(content, list) else set()
+def check_schema(command: str, content: object) -> None:
+    """The JSON of a command has the keys and the values that its schema describes."""
+    schema = json.loads((ROOT / "docs" / "_static" / "schemas" / f"{command}.json").read_text())
+    assert f"(_static/schemas/{command}.json)" in PAGE
+    Draft202012Validator.check_schema(schema)
+    Draft202012Validator(schema).validate(content)

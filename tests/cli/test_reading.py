@@ -12,7 +12,7 @@ from annbatch.samplers import RandomSampler
 
 from annbatch_distributed import DistributedSampler, Rank, StatefulLoader
 from annbatch_distributed.cli import check, main
-from tests.cli.page import not_named
+from tests.cli.page import check_schema
 from tests.processes.configurations import N_OBS
 
 if TYPE_CHECKING:
@@ -55,7 +55,7 @@ def checked(path: Path, capsys: pytest.CaptureFixture[str], *options: str, code:
     assert main(["check", str(path), "--json", *OPTIONS, *options]) == code
     found = json.loads(capsys.readouterr().out)
     assert found["ok"] is (code == 0)
-    assert not_named(found) == set()
+    check_schema("check", found)
     epochs: list[dict[str, Any]] = found["epochs"]
     return epochs
 
