@@ -44,6 +44,7 @@ def lint(session: nox.Session) -> None:
     sync(session, "--all-extras", "--group=lint", "--group=docs")
     session.run("ruff", "check")
     session.run("ruff", "format", "--check")
+    session.run("zizmor", "--quiet", "--offline", ".github")
     session.run("mypy")
     # otherwise, it uses .venv, whose packages depend on the last ./dev
     session.run("basedpyright", f"--pythonpath={session.bin}/python")
@@ -134,14 +135,20 @@ def coming(session: nox.Session) -> None:
     session.run("python", *PYTEST, *session.posargs, env=FEWER_EXAMPLES)
 
 
-@nox.session(python=NEWEST, default=False, name="annbatch-next")
-def annbatch_next(session: nox.Session) -> None:
-    """Run the tests with the newest annbatch, including pre-releases and excluded versions."""
+#: What `upcoming` takes annbatch from, by its name there.
+ANNBATCH = {"pre-releases": "annbatch", "main": "annbatch @ git+https://github.com/scverse/annbatch@main"}
+
+
+@nox.session(python=NEWEST, default=False)
+@nox.parametrize("annbatch", list(ANNBATCH.values()), ids=list(ANNBATCH))
+def upcoming(session: nox.Session, annbatch: str) -> None:
+    """Run the tests with the coming versions of what this project reads with, also excluded ones of annbatch."""
     sync(session, "--all-extras", "--group=test")
-    # without its dependencies, which are installed, and without uv's limit on dates
-    newest = "--prerelease=allow", "--no-deps", "--exclude-newer=2100-01-01", "--upgrade", "annbatch"
-    session.run_install("uv", "pip", "install", "--quiet", *newest)
-    session.run("python", "-c", "from importlib.metadata import version; print('annbatch', version('annbatch'))")
+    # without uv's limit on dates; annbatch without its dependencies, which may contradict the others' versions
+    newest = "uv", "pip", "install", "--quiet", "--prerelease=allow", "--exclude-newer=2100-01-01", "--upgrade"
+    session.run_install(*newest, "anndata", "numpy", "pandas", "zarr", "zarrs")
+    session.run_install(*newest, "--no-deps", annbatch)
+    session.run("uv", "pip", "list", "--quiet")
     session.run("python", *PYTEST, *session.posargs, env=FEWER_EXAMPLES)
 
 
