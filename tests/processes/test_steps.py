@@ -27,7 +27,8 @@ def test_page_finds_and_skips_nan(
     """The page finds a NaN from the checkpoint, and resumes without it."""
     monkeypatch.chdir(tmp_path)
     shutil.copytree(cells, "bad.zarr")
-    zarr.open_array("bad.zarr/dataset_0/X/data", mode="r+")[60_000] = np.nan
+    zarr.open_array("bad.zarr/dataset_0/obs/donor/codes", mode="r+")[10_240:12_288] = 9
+    zarr.open_array("bad.zarr/dataset_0/X/data", mode="r+")[160_000] = np.nan
     (script,) = re.findall(r"```\{code-block\} python\n(?::caption: [^\n]*\n\n)?(.*?)```", PAGE, re.DOTALL)
     (diff,) = re.findall(r"```diff\n(.*?)```", PAGE, re.DOTALL)
     error, verdict = re.findall(r"```text\n(.*?)```", PAGE, re.DOTALL)

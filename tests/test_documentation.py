@@ -1,0 +1,77 @@
+"""The pages, their pictures and the files of a release: what no page runs."""
+
+from __future__ import annotations
+
+import re
+import subprocess
+import tomllib
+
+import pytest
+import yaml
+
+from docs.palette import FILLS, LINES, PAGES, STYLE, TEXT, contrast
+from tests.processes.launch import ROOT
+
+PROJECT = tomllib.loads((ROOT / "pyproject.toml").read_text())
+PAGES_OF_DOCS = sorted((ROOT / "docs").rglob("*.md"))
+DRAWINGS = [path for path in sorted((ROOT / "docs/_static").glob("*.svg")) if path.name != "logo.svg"]
+
+
+def test_text_and_lines_have_contrast_with_the_page() -> None:
+    """On white and on dark pages; the text in boxes with their fills."""
+    for light, dark in LINES.values():
+        assert contrast(light, PAGES["light"]) >= 4.5
+        assert contrast(dark, PAGES["dark"]) >= 4.5
+    assert min(contrast(fill, TEXT) for fill in FILLS.values()) >= 4.5
+    # the definition's extremes, and the limit's own example of a gray
+    assert contrast("#000000", "#ffffff") == 21
+    assert contrast("#777777", "#ffffff") < 4.5 < contrast("#767676", "#ffffff")
+
+
+@pytest.mark.parametrize("path", DRAWINGS, ids=lambda path: path.name)
+def test_drawing_has_only_colors_of_the_palette(path: object) -> None:
+    drawing = path.read_text()  # type: ignore[attr-defined]
+    assert drawing.count(STYLE) == 1
+    used = {color.lower() for color in re.findall(r"#[0-9a-fA-F]{6}\b", drawing.replace(STYLE, ""))}
+    assert used <= {*FILLS.values(), TEXT}
+    assert set(re.findall(r"var\(--(\w+)\)", drawing)) <= LINES.keys()
+
+
+def test_versions_on_the_page_are_those_of_the_project() -> None:
+    """The table of versions that go together has the limits of pyproject.toml."""
+    page = (ROOT / "docs/installation.md").read_text()
+    table = page[page.index("## Versions") :]
+    shown = dict(re.findall(r"^\| ([\w-]+) \| ([<>=].*?) \|$", table, re.MULTILINE))
+    extras = [limit for name, extra in PROJECT["project"]["optional-dependencies"].items() for limit in extra]
+    limits = [*PROJECT["project"]["dependencies"], *extras, *PROJECT["dependency-groups"]["frameworks"]]
+    known = {re.split(r"[\[<>=]", limit)[0]: re.sub(r"^[\w-]+(\[.*\])?", "", limit) for limit in limits}
+    assert len(shown) >= 10
+    assert {name: known[name.lower()] for name in shown} == shown
+    assert f"| Python | {PROJECT['project']['requires-python'].removeprefix('>=')} or newer |" in table
+
+
+def test_tests_that_pages_name_exist() -> None:
+    named = {name for page in PAGES_OF_DOCS for name in re.findall(r"(tests/[\w/]+\.py)::(\w+)", page.read_text())}
+    assert named
+    for path, test in named:
+        assert f"def {test}(" in (ROOT / path).read_text()
+
+
+def test_address_is_in_one_place() -> None:
+    """Nothing but pyproject.toml names the site and the repository, besides the entry that scverse asks for."""
+    urls = PROJECT["project"]["urls"]
+    entry = yaml.safe_load((ROOT / ".github/meta.yaml").read_text())
+    assert entry["project_home"] == urls["Source"]
+    assert entry["documentation_home"] == urls["Documentation"]
+    assert entry["license"] == PROJECT["project"]["license"]
+    words = [urls[name].removeprefix("https://") for name in ("Source", "Documentation")]
+    patterns = [argument for word in words for argument in ("-e", word)]
+    listed = subprocess.run(
+        ["git", "grep", "--untracked", "--files-with-matches", "--fixed-strings", *patterns],
+        cwd=ROOT,
+        capture_output=True,
+        text=True,
+        timeout=60,
+        check=True,
+    )
+    assert set(listed.stdout.split()) == {"pyproject.toml", ".github/meta.yaml"}
