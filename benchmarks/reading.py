@@ -143,7 +143,10 @@ def draw(lines: list[dict[str, Any]], out: Path) -> None:
                 own = [line for line in shown if (line["collection"], line["way"]) == (kind, way) and line["step"]]
                 places = np.arange(len(own)) + 0.27 * WAYS.index(way)
                 panel.bar(places, [line["of the ideal"] for line in own], 0.25, color=color, label=way)
-                names = ["small model" if line["step"] == "model" else f"{line['step']}\N{MULTIPLICATION SIGN}" for line in own]
+                names = [
+                    "small model" if line["step"] == "model" else f"{line['step']}\N{MULTIPLICATION SIGN}"
+                    for line in own
+                ]
                 panel.set_xticks(np.arange(len(own)) + 0.27, names)
             panel.axhline(1, color=figures.INK, linewidth=0.8)
             panel.set_title(f"{kind} cells", fontsize="medium", loc="left")

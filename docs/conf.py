@@ -174,7 +174,12 @@ autosummary_context = {
             "n_dropped",
             "bytes_in_memory",
         ],
-        "annbatch_distributed.CellSets": ["from_obs", "groups", "n_obs", "set_size"],
+        "annbatch_distributed.CellSets": [
+            "from_obs",
+            "groups",
+            "n_obs",
+            "set_size",
+        ],
         "annbatch_distributed.Shuffled": ["block_size"],
         "annbatch_distributed.Rows": [
             "from_indices",
@@ -264,7 +269,12 @@ _properties: dict[str, list[str]] = {}
 
 
 def _set_aside(
-    _app: Sphinx, what: str, name: str, _obj: object, _options: object, lines: list[str]
+    _app: Sphinx,
+    what: str,
+    name: str,
+    _obj: object,
+    _options: object,
+    lines: list[str],
 ) -> None:
     if what in {"attribute", "property"}:
         _properties[name] = list(lines)
@@ -272,7 +282,12 @@ def _set_aside(
 
 
 def _bring_back(
-    app: Sphinx, _what: str, name: str, obj: object, _options: object, lines: list[str]
+    app: Sphinx,
+    _what: str,
+    name: str,
+    obj: object,
+    _options: object,
+    lines: list[str],
 ) -> None:
     if (own := _properties.pop(name, None)) is not None:
         lines[:] = NumpyDocstring(own, app.config, app, "method", name, obj).lines()
@@ -299,7 +314,8 @@ def _check_drawings(app: Sphinx) -> None:
     for name, draw in PICTURES.items():
         if (Path(app.srcdir) / "_static" / name).read_text() != draw():
             getLogger(__name__).warning(
-                "_static/%s isn't what its script draws: python -m docs.pictures", name
+                "_static/%s isn't what its script draws: python -m docs.pictures",
+                name,
             )
 
 

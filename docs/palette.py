@@ -18,7 +18,12 @@ LINES = {
     "gray": ("#6b6b6b", "#a0a0a0"),
 }
 #: Boxes, with text in TEXT.
-FILLS = {"blue": "#8ebfed", "orange": "#f2b84b", "green": "#6fcfb0", "gray": "#cfcfcf"}
+FILLS = {
+    "blue": "#8ebfed",
+    "orange": "#f2b84b",
+    "green": "#6fcfb0",
+    "gray": "#cfcfcf",
+}
 TEXT = "#121212"
 
 
@@ -39,6 +44,7 @@ def contrast(one: str, other: str) -> float:
 def _luminance(color: str) -> float:
     channels = (int(color[place : place + 2], 16) / 255 for place in (1, 3, 5))
     red, green, blue = (
-        c / 12.92 if c <= 0.04045 else ((c + 0.055) / 1.055) ** 2.4 for c in channels
+        c / 12.92 if c <= 0.04045 else ((c + 0.055) / 1.055) ** 2.4
+        for c in channels
     )
     return 0.2126 * red + 0.7152 * green + 0.0722 * blue

@@ -39,7 +39,9 @@ def rank_of_job(
     )
 
 
-def batches(sampler: DistributedSampler, n_rows: int) -> list[list[tuple[int, bool]]]:
+def batches(
+    sampler: DistributedSampler, n_rows: int
+) -> list[list[tuple[int, bool]]]:
     """Return the rows of each batch of a rank, each with whether it is repeated."""
     read = []
     for request in sampler.sample(n_rows):
@@ -65,7 +67,13 @@ def text(x: float, y: float, words: str, **attributes: str) -> str:
 
 
 def box(
-    x: float, y: float, width: float, height: float, words: str, fill: str, **more: str
+    x: float,
+    y: float,
+    width: float,
+    height: float,
+    words: str,
+    fill: str,
+    **more: str,
 ) -> str:
     """Draw a box with words in its middle: dark ones on a fill, and the page's color without one."""
     named = "".join(
@@ -123,7 +131,9 @@ def strip(top: int, title: str, ranks: list[list[int]]) -> list[str]:
     for number in range(12):
         x = LEFT + number * 44
         if number in rank_of:
-            parts.append(box(x, top + 22, 40, 40, str(number), COLORS[rank_of[number]]))
+            parts.append(
+                box(x, top + 22, 40, 40, str(number), COLORS[rank_of[number]])
+            )
         else:
             parts.append(box(x, top + 22, 40, 40, str(number), "none", **DASHED))
     for rank in range(len(ranks)):
@@ -139,7 +149,9 @@ def resume() -> str:
     """Draw an epoch that starts on two ranks, and resumes on two and on three after three steps."""
     n_rows = 24
 
-    def numbers(n_ranks: int, state: dict[str, Any] | None = None) -> list[list[int]]:
+    def numbers(
+        n_ranks: int, state: dict[str, Any] | None = None
+    ) -> list[list[int]]:
         ranks = [rank_of_job(rank, n_ranks) for rank in range(n_ranks)]
         for rank in ranks:
             if state is not None:
@@ -157,7 +169,9 @@ def resume() -> str:
         *strip(88, "Resume on 2 ranks after 3 steps", numbers(2, state)),
         *strip(170, "Resume on 3 ranks after 3 steps", numbers(3, state)),
     ]
-    label = "One epoch of 12 batches, started on 2 ranks and resumed on 2 or 3 ranks"
+    label = (
+        "One epoch of 12 batches, started on 2 ranks and resumed on 2 or 3 ranks"
+    )
     caption = "Dashed batches are done. The ranks divide the remaining ones."
     return picture(272, label, caption, parts)
 
@@ -188,11 +202,15 @@ def virtual() -> str:
                 # the bracket of the GPU, below its virtual ranks
                 x, span = left + gpu * own * (width + 4), own * (width + 4) - 4
                 y = top + 64
-                parts.append(line((x, y), (x, y + 6), (x + span, y + 6), (x + span, y)))
+                parts.append(
+                    line((x, y), (x, y + 6), (x + span, y + 6), (x + span, y))
+                )
                 middle = {"text_anchor": "middle", "font_size": "14"}
                 parts.append(text(x + span / 2, top + 85, f"GPU {gpu}", **middle))
     label = "Two steps of four virtual ranks, on 1, 2 and 4 GPUs"
-    caption = "The rows of a step stay the same; only the GPUs that read them change."
+    caption = (
+        "The rows of a step stay the same; only the GPUs that read them change."
+    )
     return picture(356, label, caption, parts)
 
 
@@ -200,7 +218,9 @@ def remainder() -> str:
     """Draw nine rows on two ranks in batches of two, under each remainder, in columns of steps."""
     n_rows, width, column, first = 9, 38, 92, LEFT + 136
     parts = [
-        text(first + step * column + width, 16, f"step {step}", text_anchor="middle")
+        text(
+            first + step * column + width, 16, f"step {step}", text_anchor="middle"
+        )
         for step in range(3)
     ]
     for place, policy in enumerate(("drop", "exact", "pad", "keep")):
@@ -238,7 +258,9 @@ def terms() -> str:
     def rows(place: int, start: float, stop: float, words: str, fill: str) -> None:
         x, y = LEFT + start * size, 28 + place * 74
         more = DASHED if fill == "none" else {}
-        parts.append(box(x + 1, y, (stop - start) * size - 2, 34, words, fill, **more))
+        parts.append(
+            box(x + 1, y, (stop - start) * size - 2, 34, words, fill, **more)
+        )
 
     title(0, "collection", f"{n_rows} rows in two datasets")
     rows(0, 0, 32, "dataset 0", DONE)
@@ -299,11 +321,15 @@ def collect() -> str:
         cells(LEFT + number * 88, 178, shuffled[4 * number : 4 * number + 4])
     title(240, "batches", "of two ranks: shuffled chunks of the collection")
     for rank, chunks in enumerate(((2, 0), (5, 3))):
-        own = np.concatenate([shuffled[4 * chunk : 4 * chunk + 4] for chunk in chunks])
+        own = np.concatenate(
+            [shuffled[4 * chunk : 4 * chunk + 4] for chunk in chunks]
+        )
         x = LEFT + rank * 276
         cells(x, 250, np.random.default_rng(rank).permutation(own))
         parts.append(text(x + 178, 268, f"rank {rank}", font_size="14"))
-    label = "From a sample sheet to files, to a collection, and to the batches of ranks"
+    label = (
+        "From a sample sheet to files, to a collection, and to the batches of ranks"
+    )
     caption = "A color is a file: each batch has cells of all files."
     return picture(314, label, caption, parts)
 
@@ -331,12 +357,19 @@ def weights() -> str:
     def at(x: float, y: float) -> tuple[float, float]:
         return LEFT + 50 + x * unit * 1.6, 20 + (most - y) * unit
 
-    parts = [line(at(0, most), at(0, 0), at(most, 0)), line(at(0, 0), at(most, most))]
+    parts = [
+        line(at(0, most), at(0, 0), at(most, 0)),
+        line(at(0, 0), at(most, most)),
+    ]
     for tick in range(most + 1):
         x, y = at(tick, 0)
-        parts.append(text(x, y + 20, str(tick), text_anchor="middle", font_size="14"))
+        parts.append(
+            text(x, y + 20, str(tick), text_anchor="middle", font_size="14")
+        )
         x, y = at(0, tick)
-        parts.append(text(x - 10, y + 5, str(tick), text_anchor="end", font_size="14"))
+        parts.append(
+            text(x - 10, y + 5, str(tick), text_anchor="end", font_size="14")
+        )
     shown = expected < most
     for value, count in zip(expected[shown], counts[0][shown], strict=True):
         x, y = at(value, count)
@@ -346,7 +379,9 @@ def weights() -> str:
     mean = np.mean(counts, axis=0)[shown]
     for value, count in zip(expected[shown], mean, strict=True):
         x, y = at(value, count)
-        parts.append(f'<circle cx="{x:.1f}" cy="{y:.1f}" r="2" fill="var(--blue)"/>')
+        parts.append(
+            f'<circle cx="{x:.1f}" cy="{y:.1f}" r="2" fill="var(--blue)"/>'
+        )
     x, y = at(0.3, most - 0.3)
     parts.append(text(x, y, "○ in one epoch", fill="var(--orange)"))
     parts.append(text(x, y + 22, "● mean of 100 epochs", fill="var(--blue)"))

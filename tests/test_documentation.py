@@ -13,7 +13,7 @@ from docs.palette import FILLS, LINES, PAGES, STYLE, TEXT, contrast
 from tests.processes.launch import ROOT
 
 PROJECT = tomllib.loads((ROOT / "pyproject.toml").read_text())
-PAGES_OF_DOCS = sorted((ROOT / "docs").rglob("*.md"))
+PAGES_OF_DOCS = [page for page in sorted((ROOT / "docs").rglob("*.md")) if "_build" not in page.parts]
 DRAWINGS = [path for path in sorted((ROOT / "docs/_static").glob("*.svg")) if path.name != "logo.svg"]
 
 
@@ -35,6 +35,20 @@ def test_drawing_has_only_colors_of_the_palette(path: object) -> None:
     used = {color.lower() for color in re.findall(r"#[0-9a-fA-F]{6}\b", drawing.replace(STYLE, ""))}
     assert used <= {*FILLS.values(), TEXT}
     assert set(re.findall(r"var\(--(\w+)\)", drawing)) <= LINES.keys()
+
+
+def test_code_on_pages_fits_their_width() -> None:
+    """A page has room for 85 columns; output may be longer, as it wraps."""
+    lines = []
+    for page in PAGES_OF_DOCS:
+        for block in re.findall(
+            r"^```(?:\{code-.*|python|bash|console)\n(.*?)^```", page.read_text(), re.MULTILINE | re.DOTALL
+        ):
+            own = block.splitlines()
+            prompted = [line for line in own if line.startswith((">>>", "...", "$ "))]
+            lines += prompted or own
+    assert len(lines) > 500
+    assert [line for line in lines if len(line) > 85] == []
 
 
 def test_versions_on_the_page_are_those_of_the_project() -> None:

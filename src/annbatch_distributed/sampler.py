@@ -374,7 +374,9 @@ class DistributedSampler(Sampler):
 
         Examples
         --------
-        >>> sampler = DistributedSampler(SequentialSampler(2, 1, 2), dist_info=Rank(0, 2))
+        >>> sampler = DistributedSampler(
+        ...     SequentialSampler(2, 1, 2), dist_info=Rank(0, 2)
+        ... )
         >>> for epoch in range(3):
         ...     sampler.set_epoch(epoch)
         ...     print(sampler.plan(10).dropped)
@@ -417,7 +419,9 @@ class DistributedSampler(Sampler):
         --------
         Two ranks save a state after 2 of their 6 batches:
 
-        >>> sampler = DistributedSampler(SequentialSampler(2, 1, 2), dist_info=Rank(0, 2))
+        >>> sampler = DistributedSampler(
+        ...     SequentialSampler(2, 1, 2), dist_info=Rank(0, 2)
+        ... )
         >>> _ = next(sampler.sample(24))
         >>> state = sampler.state_dict(batches_done=2)
         >>> state["epoch"], state["finished"]
@@ -492,7 +496,9 @@ class DistributedSampler(Sampler):
 
         Examples
         --------
-        >>> sampler = DistributedSampler(SequentialSampler(2, 1, 2), dist_info=Rank(0, 3))
+        >>> sampler = DistributedSampler(
+        ...     SequentialSampler(2, 1, 2), dist_info=Rank(0, 3)
+        ... )
         >>> sampler.n_batches(24)
         4
         >>> sampler.reshard(Rank(0, 2), batches_done=2)
@@ -531,7 +537,9 @@ class DistributedSampler(Sampler):
 
         Examples
         --------
-        >>> sampler = DistributedSampler(SequentialSampler(2, 1, 2), dist_info=Rank(0, 2))
+        >>> sampler = DistributedSampler(
+        ...     SequentialSampler(2, 1, 2), dist_info=Rank(0, 2)
+        ... )
         >>> plan = sampler.plan(9)
         >>> plan.shard(0).rows, plan.shard(1).rows, plan.dropped
         (Rows(0:4), Rows(4:8), Rows(8:9))
@@ -561,7 +569,9 @@ class DistributedSampler(Sampler):
 
         Examples
         --------
-        >>> sampler = DistributedSampler(SequentialSampler(2, 1, 2), dist_info=Rank(0, 2))
+        >>> sampler = DistributedSampler(
+        ...     SequentialSampler(2, 1, 2), dist_info=Rank(0, 2)
+        ... )
         >>> sampler.n_batches(9)
         2
         """
@@ -637,7 +647,9 @@ class DistributedSampler(Sampler):
 
         Examples
         --------
-        >>> sampler = DistributedSampler(SequentialSampler(2, 1, 2), dist_info=Rank(0, 2))
+        >>> sampler = DistributedSampler(
+        ...     SequentialSampler(2, 1, 2), dist_info=Rank(0, 2)
+        ... )
         >>> sampler.validate(9)
         >>> sampler.validate(3)
         Traceback (most recent call last):
@@ -679,7 +691,9 @@ class DistributedSampler(Sampler):
         --------
         Two processes that both use rank 0; ``gather`` stands for their communication:
 
-        >>> sampler = DistributedSampler(SequentialSampler(2, 1, 2), dist_info=Rank(0, 2))
+        >>> sampler = DistributedSampler(
+        ...     SequentialSampler(2, 1, 2), dist_info=Rank(0, 2)
+        ... )
         >>> sampler.check_ranks_agree(24, gather=lambda string: [string, string])
         Traceback (most recent call last):
         ...
@@ -729,7 +743,9 @@ class DistributedSampler(Sampler):
         --------
         A job of one rank reads 8 rows in batches of 2, and then claims to have read row 6 instead of row 7:
 
-        >>> sampler = DistributedSampler(SequentialSampler(2, 1, 2), dist_info=Rank(0, 1))
+        >>> sampler = DistributedSampler(
+        ...     SequentialSampler(2, 1, 2), dist_info=Rank(0, 1)
+        ... )
         >>> read = [
         ...     np.arange(8)[part]
         ...     for request in sampler.sample(8)
@@ -769,7 +785,9 @@ class DistributedSampler(Sampler):
 
         Examples
         --------
-        >>> sampler = DistributedSampler(SequentialSampler(2, 1, 2), dist_info=Rank(1, 2))
+        >>> sampler = DistributedSampler(
+        ...     SequentialSampler(2, 1, 2), dist_info=Rank(1, 2)
+        ... )
         >>> [request["requests"] for request in sampler.sample(9)]
         [[slice(4, 6, None)], [slice(6, 8, None)]]
         """

@@ -373,7 +373,9 @@ def _digest(plan: Plan) -> str:
 def compare(described: Mapping[int, Description]) -> None:
     """Raise a ValueError unless processes, by number, have the same configuration and the right ranks.
 
-    >>> ranks = {rank: Description(rank, 2, 1, {"n_obs": 100 - rank}) for rank in range(2)}
+    >>> ranks = {
+    ...     rank: Description(rank, 2, 1, {"n_obs": 100 - rank}) for rank in range(2)
+    ... }
     >>> compare(ranks)
     Traceback (most recent call last):
     ...

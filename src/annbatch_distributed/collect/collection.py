@@ -119,7 +119,9 @@ def collect(
     ...     cells = ad.AnnData(np.ones((3, 2)))
     ...     cells.obs_names = [f"{donor}-{number}" for number in range(3)]
     ...     cells.write_h5ad(folder / f"{donor}.h5ad")
-    >>> _ = (folder / "samples.csv").write_text("path,donor\nd1.h5ad,D1\nd2.h5ad,D2\n")
+    >>> _ = (folder / "samples.csv").write_text(
+    ...     "path,donor\nd1.h5ad,D1\nd2.h5ad,D2\n"
+    ... )
     >>> collection = collect(
     ...     folder / "samples.csv", folder / "cells.zarr", tell=lambda line: None
     ... )

@@ -164,7 +164,9 @@ class Independent:
     >>> from annbatch_distributed import DistributedSampler, Rank
     >>> sampler = RandomSampler(2, 2, 2, replacement=True, num_samples=10)
     >>> job = [
-    ...     DistributedSampler(sampler, dist_info=Rank(rank, 2), sharding="independent")
+    ...     DistributedSampler(
+    ...         sampler, dist_info=Rank(rank, 2), sharding="independent"
+    ...     )
     ...     for rank in range(2)
     ... ]
     >>> [rank.n_batches(100) for rank in job]

@@ -249,7 +249,9 @@ def listed(parts: list[Any]) -> list[Any] | dict[str, Any]:
 def flat(identity: Identity, path: str = "") -> dict[str, Any]:
     """Return the values of an identity by their paths, lists as strings.
 
-    >>> flat({"seed": 0, "sampler": {"chunk_size": 64}, "rows": {"ranges": [[0, 9]]}})
+    >>> flat(
+    ...     {"seed": 0, "sampler": {"chunk_size": 64}, "rows": {"ranges": [[0, 9]]}}
+    ... )
     {'seed': 0, 'sampler.chunk_size': 64, 'rows.ranges': '[[0, 9]]'}
     """
     values: dict[str, Any] = {}

@@ -48,7 +48,10 @@ def global_batch(batch: Tree, sharding: NamedSharding) -> Tree:
     >>> from jax.sharding import NamedSharding, PartitionSpec
     >>> rows = NamedSharding(jax.make_mesh((1,), ("data",)), PartitionSpec("data"))
     >>> obs = pd.DataFrame(
-    ...     {"cell_type": pd.Categorical(["T", "B", "T"]), "n_genes": [900, 700, 800]}
+    ...     {
+    ...         "cell_type": pd.Categorical(["T", "B", "T"]),
+    ...         "n_genes": [900, 700, 800],
+    ...     }
     ... )
     >>> batch = global_batch({"X": np.ones((3, 2)), "obs": obs, "index": None}, rows)
     >>> (
@@ -58,7 +61,9 @@ def global_batch(batch: Tree, sharding: NamedSharding) -> Tree:
     ...     batch["index"],
     ... )
     ((3, 2), [1, 0, 1], [900, 700, 800], None)
-    >>> global_batch({"obs": obs.astype({"n_genes": "Int64"})}, rows)  # doctest: +ELLIPSIS
+    >>> global_batch(
+    ...     {"obs": obs.astype({"n_genes": "Int64"})}, rows
+    ... )  # doctest: +ELLIPSIS
     Traceback (most recent call last):
     ...
     TypeError: batch['obs']['n_genes'] must be an array of numbers or a categorical column, got Series ...

@@ -205,7 +205,9 @@ class StatefulLoader(EpochLoader, Loader[Any, Any]):
         >>> from annbatch_distributed import Rank, StatefulLoader
         >>> folder = Path(tempfile.mkdtemp())
         >>> ad.AnnData(np.ones((1_000, 5))).write_h5ad(folder / "cells.h5ad")
-        >>> _ = DatasetCollection(folder / "cells.zarr").add_adatas([folder / "cells.h5ad"])
+        >>> _ = DatasetCollection(folder / "cells.zarr").add_adatas(
+        ...     [folder / "cells.h5ad"]
+        ... )
         >>> loader = StatefulLoader.from_collection(
         ...     folder / "cells.zarr", dist_info=Rank(0, 2), batch_size=128
         ... )
@@ -311,9 +313,13 @@ class StatefulLoader(EpochLoader, Loader[Any, Any]):
         Examples
         --------
         >>> from annbatch import Loader
-        >>> loader = Loader(batch_size=4, chunk_size=4, preload_nchunks=2, preload_to_gpu=False)
+        >>> loader = Loader(
+        ...     batch_size=4, chunk_size=4, preload_nchunks=2, preload_to_gpu=False
+        ... )
         >>> loader = loader.add_adata(ad.AnnData(np.ones((48, 1)), obs=obs[:48]))
-        >>> sampler = DistributedSampler(loader.batch_sampler, dist_info=Rank(1, 2), seed=0)
+        >>> sampler = DistributedSampler(
+        ...     loader.batch_sampler, dist_info=Rank(1, 2), seed=0
+        ... )
         >>> rank_1 = StatefulLoader.from_loader(
         ...     loader, batch_sampler=sampler, return_index=True
         ... )

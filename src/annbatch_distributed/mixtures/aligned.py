@@ -43,15 +43,21 @@ class AlignedLoader(EpochLoader):
     >>> from annbatch import Loader
     >>> from annbatch.samplers import RandomSampler
     >>> from annbatch_distributed import AlignedLoader, DistributedSampler, Rank
-    >>> obs = pd.DataFrame({"donor": 24 * [*"ab"]}, index=[f"cell {n}" for n in range(48)])
+    >>> obs = pd.DataFrame(
+    ...     {"donor": 24 * [*"ab"]}, index=[f"cell {n}" for n in range(48)]
+    ... )
     >>> def store(values):
     ...     empty = Loader(
     ...         batch_size=4, chunk_size=4, preload_nchunks=2, preload_to_gpu=False
     ...     )
     ...     return empty.add_adata(ad.AnnData(values, obs=obs))
     >>> rna, protein = store(np.ones((48, 3))), store(np.ones((48, 2)))
-    >>> sampler = DistributedSampler(RandomSampler(4, 2, 4), dist_info=Rank(0, 2), seed=0)
-    >>> loader = AlignedLoader({"rna": rna, "protein": protein}, batch_sampler=sampler)
+    >>> sampler = DistributedSampler(
+    ...     RandomSampler(4, 2, 4), dist_info=Rank(0, 2), seed=0
+    ... )
+    >>> loader = AlignedLoader(
+    ...     {"rna": rna, "protein": protein}, batch_sampler=sampler
+    ... )
     >>> batch = next(iter(loader))
     >>> batch["rna"]["X"].shape, batch["protein"]["X"].shape
     ((4, 3), (4, 2))
@@ -128,12 +134,16 @@ class AlignedLoader(EpochLoader):
         >>> from annbatch import DatasetCollection
         >>> from annbatch_distributed import AlignedLoader, Rank
         >>> folder = Path(tempfile.mkdtemp())
-        >>> cells = ad.AnnData(np.ones((1_000, 5)), obsm={"protein": np.ones((1_000, 3))})
+        >>> cells = ad.AnnData(
+        ...     np.ones((1_000, 5)), obsm={"protein": np.ones((1_000, 3))}
+        ... )
         >>> cells.write_h5ad(folder / "cells.h5ad")
         >>> collection = DatasetCollection(folder / "cells.zarr")
         >>> collection = collection.add_adatas([folder / "cells.h5ad"])
         >>> load_adata = {
-        ...     "rna": lambda group: ad.AnnData(group["X"], obs=ad.io.read_elem(group["obs"])),
+        ...     "rna": lambda group: ad.AnnData(
+        ...         group["X"], obs=ad.io.read_elem(group["obs"])
+        ...     ),
         ...     "protein": lambda group: ad.AnnData(
         ...         group["obsm/protein"], obs=ad.io.read_elem(group["obs"])
         ...     ),
