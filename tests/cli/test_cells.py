@@ -160,6 +160,7 @@ def test_cells_names_missing_or_contradicting_settings(
     for loader, message in (
         (made(collection, classes, sharding="independent"), "can't be restored from the state"),
         (made(collection, sharding=order), "can't be restored from the state"),
+        (made(collection, weights=np.ones(len(CLASSES))), "the weights can't be restored from the state"),
     ):
         assert message in said(capsys, "cells", collection, "--state", saved(loader, tmp_path), "--steps", 1, code=2)
     state = saved(made(collection), tmp_path)

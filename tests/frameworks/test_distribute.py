@@ -153,6 +153,20 @@ def test_distribute_class_sampling_covers_job() -> None:
     assert 'sharding="contiguous"' in repr(other.sampler)
 
 
+def test_distribute_draws_training_cells_by_weights() -> None:
+    """Weights of all cells draw those of the training, in proportion, over all ranks; validation reads each once."""
+    weights = np.arange(N_OBS, dtype=float)
+    ranks = [distribute(Cells(), dist_info=Rank(rank, 2), weights=weights, num_samples=200) for rank in range(2)]
+    drawn = np.concatenate([batch["index"] for rank in ranks for batch in rank.train_dataloader()])
+    counts = np.bincount(drawn, minlength=N_OBS)
+    expected = 200 * weights / weights[:N_TRAIN].sum() * (np.arange(N_OBS) < N_TRAIN)
+    assert counts.sum() == 200
+    assert (counts >= np.floor(expected)).all()
+    assert (counts <= np.ceil(expected)).all()
+    validated = np.concatenate([batch["index"] for rank in ranks for batch in rank.val_dataloader()])
+    assert sorted(validated.tolist()) == list(range(N_TRAIN, N_OBS))
+
+
 def test_distribute_leaves_other_loaders() -> None:
     """Loaders that are not annbatch's stay unchanged."""
     module = distribute(Others())

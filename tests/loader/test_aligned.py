@@ -63,6 +63,19 @@ def test_batch_has_same_cells_of_each_store() -> None:
             assert list(batch["protein"]["obs"].index) == [NAMES[row] for row in rows]
 
 
+@pytest.mark.filterwarnings("ignore:About .* of the draws of a batch are copies")
+def test_weights_draw_same_cells_of_each_store() -> None:
+    """Both stores yield the cells that the weights draw, as often."""
+    weights = np.arange(N_OBS, dtype=float)
+    loader = AlignedLoader(
+        {"rna": store(3, (20, 40)), "protein": store(2)}, batch_sampler=sampler(weights=weights, num_samples=90)
+    )
+    pairs = [(batch["rna"]["X"][:, 0].tolist(), batch["protein"]["X"][:, 0].tolist()) for batch in loader]
+    assert all(rna == protein for rna, protein in pairs)
+    expected = loader.sampler.rows_of(N_OBS, slice(None), ranks=loader.sampler.rank)["row"]
+    assert [row for rna, _ in pairs for row in rna] == expected.tolist()
+
+
 def test_loaders_of_stores_give_data_and_options() -> None:
     """An AlignedLoader takes the data and options of loaders, ignores their samplers and leaves them unchanged."""
     rna = StatefulLoader.from_loader(store(), batch_sampler=sampler(1), prefetch=1, return_index=True)

@@ -147,6 +147,11 @@ def _checkpoint(file: Path) -> object:
 
 def _sampler(options: Namespace, cells: Cells, position: Position, identity: Identity) -> DistributedSampler:
     sets, mask = None, None
+    if "weights" in identity:
+        raise ValueError(
+            "the weights can't be restored from the state, which has only a digest of them. Call loader.cells_of in "
+            "the script that makes the loader"
+        )
     if "sets" in identity:
         sets = _sets(options, cells, identity["sets"])
     else:

@@ -81,7 +81,8 @@ def distribute[Module](
         Seed of the order, the same on every rank (default 0).
     options
         Other arguments of the :class:`.DistributedSampler` of the training, such as ``sharding="shuffled"`` for cells
-        that are sorted on disk, or ``virtual_ranks=8``. The default of ``remainder`` is ``"exact"``.
+        that are sorted on disk, ``virtual_ranks=8``, or ``weights``, of which only cells of the training are drawn. The
+        default of ``remainder`` is ``"exact"``.
 
     Returns
     -------
@@ -114,8 +115,12 @@ def distribute[Module](
             "whose loaders can't be sharded. Define it in a subclass of LightningDataModule."
         )
     check_arguments("distribute", options, signature(DistributedSampler).parameters.keys() - {"sampler"})
-    # wrong options raise here, and not when a trainer asks for loaders; this sampler takes any option
-    trial = RandomSampler(1, 1, 1, replacement=True, num_samples=1)
+    # wrong options raise here, and not when a trainer asks for loaders. This sampler takes any option: sampling with
+    # replacement for sharding="independent", else without for weights, with so many chunks that no copies meet
+    if options.get("weights") is None:
+        trial = RandomSampler(1, 1, 1, replacement=True, num_samples=1)
+    else:
+        trial = RandomSampler(1, 1 << 20, 1)
     DistributedSampler(trial, dist_info=Rank(0, 1), seed=integer("seed", seed, least=0), **options)
     integer("prefetch", prefetch, least=0)
     if dist_info is not None:
