@@ -251,6 +251,9 @@ def test_check_epoch_read_says_what_the_counts_are() -> None:
     assert text.endswith(
         "Each of the 200 draws was read once, so each cell was read as often as its weight says, rounded up or down"
     )
+    one = loader(passes=4)  # a cell of 1.2 draws in each pass comes 4 to 8 times
+    list(one)
+    assert one.check_epoch_read().endswith("rounded up or down in each of 4 passes")
     one = loader(remainder="drop", num_samples=201)
     list(one)
     assert "as often as" not in one.check_epoch_read()

@@ -227,10 +227,15 @@ class EpochDraws(EpochUnits):
     """Place of the first point of each pass, as a part of the distance between points."""
 
     noun, column, has_gaps = "draw", "draws", True
-    claim = ", so each cell was read as often as its weight says, rounded up or down"
 
     def __len__(self) -> int:
         return int(self.firsts[-1])
+
+    @property
+    def claim(self) -> str:
+        """Claim about cells that holds if each draw was read once."""
+        in_each = f" in each of {n_passes} passes" if (n_passes := len(self.starts)) > 1 else ""
+        return f", so each cell was read as often as its weight says, rounded up or down{in_each}"
 
     @property
     def most_copies(self) -> int:

@@ -39,8 +39,6 @@ class EpochUnits(ABC):
     """Name of the column of a shard's units in tables."""
     has_gaps = False
     """True if there are gaps between the rows of consecutive units."""
-    claim = ""
-    """What is true of the rows if each unit was read once, as the end of a sentence."""
 
     @abstractmethod
     def __len__(self) -> int:
@@ -49,6 +47,11 @@ class EpochUnits(ABC):
     @abstractmethod
     def rows_of(self, numbers: Int64Array, *, first: int = 0) -> UnitRows:
         """Return the rows of some units. In its marks, units are numbered from ``first`` on."""
+
+    @property
+    def claim(self) -> str:
+        """Claim about rows that holds if each unit was read once, as the end of a sentence."""
+        return ""
 
     def note(self, n_batches: int | None) -> str:
         """Return a line for a plan about units in load requests of some batches, if known; empty if there is none."""
