@@ -8,8 +8,8 @@ Run it, and resume it from a checkpoint::
 
 from __future__ import annotations
 
+import argparse
 import json
-import sys
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -94,7 +94,7 @@ def train(
     classes = pd.Categorical(types).categories
 
     def inputs(batch: dict[str, Any]) -> dict[str, torch.Tensor]:
-        labels = torch.tensor(classes.get_indexer(batch["obs"]["cell_type"]))
+        labels = torch.tensor(classes.get_indexer(batch["obs"][types.name]))
         return {"cells": batch["X"].to_dense().float(), "labels": labels}
 
     model = Classifier(loader.n_var, len(classes))
@@ -138,15 +138,16 @@ class EvaluatingTrainer(CellsTrainer):
 
 
 if __name__ == "__main__":
-    if not 2 <= len(sys.argv) <= 3:
-        raise SystemExit("usage: transformers_trainer.py COLLECTION [CHECKPOINT]")
-    path, *checkpoint = sys.argv[1:]
-    cells = DatasetCollection(path, mode="r")
-    cell_types = cells.obs(["cell_type"])["cell_type"]
+    parser = argparse.ArgumentParser(description="Train a classifier of cells.")
+    parser.add_argument("collection")
+    parser.add_argument("checkpoint", nargs="?", help="folder to resume from")
+    parser.add_argument("--label", default="cell_type", help="column of obs to learn")
+    options = parser.parse_args()
+    cells = DatasetCollection(options.collection, mode="r")
     train(
         cells,
-        cell_types,
-        *checkpoint,
+        cells.obs([options.label])[options.label],
+        options.checkpoint,
         output_dir="trained",
         num_train_epochs=1,
         save_steps=20,

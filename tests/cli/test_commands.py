@@ -6,6 +6,8 @@ import json
 import re
 import shutil
 import signal
+import subprocess
+import sys
 import threading
 from collections import Counter
 from importlib.metadata import version
@@ -298,3 +300,15 @@ def test_ignored_interrupt_stays_ignored() -> None:
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     assert interrupted_while_held() == ["all ranks were started"]
     assert signal.getsignal(signal.SIGINT) is signal.SIG_IGN
+
+
+def test_servers_start_with_interrupts_held() -> None:
+    """A fork server that is started while interrupts are held gets none, also in a process that had no other child."""
+    code = (
+        "import signal; from multiprocessing import forkserver; "
+        "from annbatch_distributed.cli.check import interrupts_held\n"
+        "with interrupts_held():\n"
+        "    forkserver.ensure_running()\n"
+        "    assert signal.SIGINT in signal.pthread_sigmask(signal.SIG_BLOCK, ())"
+    )
+    subprocess.run([sys.executable, "-c", code], check=True, timeout=120)

@@ -15,7 +15,7 @@ import warnings
 from argparse import Namespace
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
-from multiprocessing import connection, forkserver
+from multiprocessing import connection, forkserver, resource_tracker
 from multiprocessing.connection import Connection
 from multiprocessing.process import BaseProcess
 from time import perf_counter
@@ -101,6 +101,8 @@ def interrupts_held() -> Iterator[None]:
     signals: list[int] = []
     handler = signal.signal(signal.SIGINT, lambda number, _: signals.append(number))  # any thread may get it
     block = getattr(signal, "pthread_sigmask", None)
+    if block:
+        resource_tracker.ensure_running()  # multiprocessing starts it before other processes, and it unblocks signals
     before = block(signal.SIG_BLOCK, {signal.SIGINT}) if block else None
     try:
         yield
@@ -123,8 +125,9 @@ def _streamed(options: Namespace, mask: Any) -> Iterator[list[_Read]]:  # noqa: 
             for rank in range(options.ranks):
                 parent_end, child_end = context.Pipe()
                 arguments = options, mask, rank, child_end
-                ranks[parent_end] = context.Process(target=_rank, args=arguments, name=f"rank {rank}", daemon=True)
-                ranks[parent_end].start()
+                process = context.Process(target=_rank, args=arguments, name=f"rank {rank}", daemon=True)
+                process.start()
+                ranks[parent_end] = process  # those in it are stopped, so it has started ones only
                 child_end.close()  # otherwise this process wouldn't notice that the rank has ended
         # all ranks send the same kind of message: first "ready", then what check_epoch_read gathers, then a _Read
         n_read = 0
