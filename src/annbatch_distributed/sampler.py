@@ -46,14 +46,6 @@ class DistributedSampler(Sampler):
     The rows that the mask selects are partitioned into one shard per rank. A private copy of the wrapped sampler runs
     on this rank's shard, with its own random generator. Ranks don't communicate: each computes the same plan.
 
-    How 9 rows are divided among 2 ranks with a batch size of 2 (repeated rows in brackets)::
-
-        remainder  rank 0              rank 1              batches
-        "drop"     0 1 | 2 3           4 5 | 6 7           2 and 2; row 8 is dropped
-        "keep"     0 1 | 2 3           4 5 | 6 7 | 8       2 and 3
-        "exact"    0 1 | 2 | 3         4 5 | 6 7 | 8       3 and 3
-        "pad"      0 1 | 2 3 | [4 5]   4 5 | 6 7 | 8 [0]   3 and 3, all full
-
     Examples
     --------
     >>> import numpy as np
@@ -175,6 +167,14 @@ class DistributedSampler(Sampler):
     sample from the rank's own shard, and ``drop_last`` drops rows of the rank, as in annbatch. With replacement, each
     rank samples exactly ``num_samples`` rows: if that is not a multiple of the batch size, the last batch is smaller
     under every policy. Without replacement, annbatch fills the last batch.
+
+    How 9 rows are divided among 2 ranks with a batch size of 2 (repeated rows in brackets)::
+
+        remainder  rank 0              rank 1              batches
+        "drop"     0 1 | 2 3           4 5 | 6 7           2 and 2; row 8 is dropped
+        "keep"     0 1 | 2 3           4 5 | 6 7 | 8       2 and 3
+        "exact"    0 1 | 2 | 3         4 5 | 6 7 | 8       3 and 3
+        "pad"      0 1 | 2 3 | [4 5]   4 5 | 6 7 | 8 [0]   3 and 3, all full
     """
 
     def __init__(
