@@ -91,13 +91,21 @@ def test_sums_of_blocks_find_the_rows_of_all_sums(block: int, monkeypatch: pytes
     monkeypatch.setattr(module, "_BLOCKS", 3)
     for case in range(50):
         rng = np.random.default_rng(case)
-        # multiples of 1 / 8 are added up without rounding
+        # multiples of 1 / 8 are added up without rounding, also as parts of 1 / 2
         values = rng.integers(0, 5, int(rng.integers(1, 40))) / 8
-        values[0] += 0.125
-        sums = np.cumsum(values)
+        values[0] = 1 / 2
+        sums = np.cumsum(values) / values[0]
         points = rng.permutation(np.arange(0, sums[-1], 1 / 16))
         np.testing.assert_array_equal(Sums.of(values).rows_at(points), np.searchsorted(sums, points, side="right"))
-    assert Sums.of(np.array([1.0, 2.0, 0.0])).rows_at(np.array([3.0])).tolist() == [1]
+    assert Sums.of(np.array([1.0, 2.0, 0.0])).rows_at(np.array([1.5])).tolist() == [1]
+
+
+@pytest.mark.parametrize("scale", [5e-324, 1e-300, 1e300, 1e308])
+def test_size_of_all_weights_has_no_effect(scale: float) -> None:
+    """Draws depend on ratios of weights only, from the smallest to the largest floats."""
+    ones = np.ones(120)
+    assert drawn(sampler(weights=scale * ones)) == drawn(sampler(weights=ones))
+    assert drawn(sampler(weights=scale * (np.arange(120) == 3))) == [3] * 200
 
 
 def test_epochs_and_seeds_have_different_draws() -> None:
@@ -334,8 +342,9 @@ def test_names_of_weights_are_those_of_the_cells() -> None:
     [
         (-WEIGHTS, ValueError, r"weights must be finite and at least 0, got \d+ values that are negative"),
         ([1, np.nan, np.inf], ValueError, "got 2 values that are NaN or infinite, such as nan at position 1"),
-        (np.zeros(120), ValueError, "weights must have a finite sum above 0"),
-        ([], ValueError, "weights must have a finite sum above 0"),
+        (np.zeros(120), ValueError, "weights must be above 0 for some of the cells"),
+        ([], ValueError, "weights must be above 0 for some of the cells"),
+        (np.ma.array([1, 1], mask=[0, 1]), ValueError, "weights must have a value for each cell, got a masked array"),
         (np.ones((120, 1)), TypeError, r"weights must be a number for each cell, .* of shape \(n_obs,\)"),
         (["a", "b"], TypeError, "weights must be a number for each cell"),
         ({"B": 2}, TypeError, "weights must be a number for each cell"),
@@ -363,7 +372,7 @@ def test_arguments_that_contradict_weights_are_refused() -> None:
         ({"passes": 201}, "passes must be at most the number of draws of an epoch, 200, got 201"),
         ({"passes": 0}, "passes must be"),
         ({"num_samples": 0}, "num_samples must be"),
-        ({"mask": np.flatnonzero(WEIGHTS == 0)}, "must have a finite sum above 0 over the cells that the mask selects"),
+        ({"mask": np.flatnonzero(WEIGHTS == 0)}, "must be above 0 for some of the cells that the mask selects"),
     ]
     for options, message in cases:
         with pytest.raises(ValueError, match=message):

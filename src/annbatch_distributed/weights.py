@@ -66,6 +66,8 @@ class Weights(Units):
     @classmethod
     def of(cls, weights: object, num_samples: int | None, passes: int) -> Self:
         """Return the units of the arguments of a sampler; raise if they are invalid."""
+        if np.ma.is_masked(weights):
+            raise ValueError("weights must have a value for each cell, got a masked array. Fill it with 0.")
         values = np.asarray(weights)
         if values.ndim != 1 or values.dtype.kind not in "biuf":
             raise TypeError(
@@ -142,7 +144,8 @@ class Weights(Units):
 
     def _sums(self, mask: Mask) -> Sums:
         """Return the summed weights of the cells that a mask selects."""
-        if self._masked is None or self._masked[0] is not mask:
+        masked = self._masked  # another thread may replace it
+        if masked is None or masked[0] is not mask:
             values = self.values
             rows = mask.selected(len(values)) if len(values) else Rows()
             if len(rows) < len(values):
@@ -150,8 +153,8 @@ class Weights(Units):
                 steps = np.zeros(len(values) + 1, dtype=np.int8)
                 steps[rows.starts], steps[rows.stops] = 1, -1
                 values = values * np.cumsum(steps, dtype=np.int8)[:-1].view(np.bool_)
-            self._masked = mask, Sums.of(values)
-        return self._masked[1]
+            masked = self._masked = mask, Sums.of(values)
+        return masked[1]
 
     def _n_samples(self, sums: Sums) -> int:
         return sums.n_weighted if self.num_samples is None else self.num_samples
@@ -167,28 +170,28 @@ class Weights(Units):
 
 
 class Sums(NamedTuple):
-    """Weights of cells, and the sums of blocks of them."""
+    """Weights of cells, and the sums of blocks of them, as parts of the largest weight: all weights have a sum."""
 
     values: Weight
     bounds: npt.NDArray[np.float64]
     """Sum of all weights before each block, and of all; of shape ``(n_blocks + 1,)``."""
     n_weighted: int
     """Number of cells with a weight above 0."""
-    most: float
+    most: np.float64
     """Largest weight."""
 
     @classmethod
     def of(cls, values: Weight) -> Self:
         """Sum weights up; a ValueError if all are 0."""
-        # copies, since a view would hold all cumulated weights
-        totals = [np.zeros(1), *(cumulated[:, -1].copy() for cumulated in _cumulated(values))]
-        bounds = np.cumsum(np.concatenate(totals))
-        if not 0 < bounds[-1] < np.inf:
+        most = np.float64(values.max(initial=0))
+        if not most:
             raise ValueError(
-                f"weights must have a finite sum above 0 over the cells that the mask selects, got {bounds[-1]}. Pass "
-                "a weight above 0 for each cell to draw."
+                "weights must be above 0 for some of the cells that the mask selects, got only 0. Pass a weight above "
+                "0 for each cell to draw."
             )
-        return cls(values, bounds, int(np.count_nonzero(values)), float(values.max()))
+        # copies, since a view would hold all cumulated weights
+        totals = [np.zeros(1), *(cumulated[:, -1].copy() for cumulated in _cumulated(values, most))]
+        return cls(values, np.cumsum(np.concatenate(totals)), int(np.count_nonzero(values)), most)
 
     def rows_at(self, points: npt.NDArray[np.float64]) -> Int64Array:
         """Return the row in whose part of the summed weights each point lies.
@@ -199,7 +202,7 @@ class Sums(NamedTuple):
         points = np.minimum(points, np.nextafter(self.bounds[-1], 0))
         blocks = np.unique(np.searchsorted(self.bounds, points, side="right") - 1)
         rows = blocks[:, np.newaxis] * _BLOCK + np.arange(_BLOCK)
-        weights = self.values.take(rows, mode="clip").astype(np.float64)
+        weights = self.values.take(rows, mode="clip") / self.most
         weights[rows >= len(self.values)] = 0
         # (blocks, _BLOCK): the sum of all weights up to each row. It is never smaller than the one before, also from a
         # block to the next, since the bounds are added up in the same order
@@ -208,11 +211,11 @@ class Sums(NamedTuple):
         return rows.ravel()[np.searchsorted(sums.ravel(), points, side="right")]
 
 
-def _cumulated(values: Weight) -> Iterator[npt.NDArray[np.float64]]:
-    """Yield the cumulated weights of blocks, some blocks at a time."""
+def _cumulated(values: Weight, most: np.float64) -> Iterator[npt.NDArray[np.float64]]:
+    """Yield the cumulated weights of blocks, as parts of the largest weight, some blocks at a time."""
     for first in range(0, len(values), _BLOCK * _BLOCKS):
         part = np.zeros(-(-min(len(values) - first, _BLOCK * _BLOCKS) // _BLOCK) * _BLOCK)
-        part[: len(values) - first] = values[first : first + len(part)]
+        part[: len(values) - first] = values[first : first + len(part)] / most
         yield np.cumsum(part.reshape(-1, _BLOCK), axis=1)
 
 
@@ -241,7 +244,7 @@ class EpochDraws(EpochUnits):
     def most_copies(self) -> int:
         """Largest number of draws of a cell in a pass."""
         n_draws = int(np.diff(self.firsts).max())
-        return min(n_draws, math.ceil(n_draws * self.sums.most / float(self.sums.bounds[-1])))
+        return min(n_draws, math.ceil(n_draws / float(self.sums.bounds[-1])))
 
     def share_of_copies(self, n_batches: int) -> float:
         """Return the expected share of draws that are another copy of a cell of their batch.
@@ -249,7 +252,7 @@ class EpochDraws(EpochUnits):
         Copies of a cell are consecutive draws, and mostly in one load request, which has ``n_batches``.
         """
         step = -(-len(self.sums.values) // _MOST_SUMMED)  # of many cells, some are representative
-        weights = self.sums.values[::step].astype(np.float64)
+        weights = self.sums.values[::step] / self.sums.most
         copies = int(np.diff(self.firsts).max()) * weights / self.sums.bounds[-1]
         # of 2.3 copies, there are 2 or 3; c copies are in n (1 - (1 - 1/n)^c) of n batches on average
         fewer = np.floor(copies)

@@ -119,6 +119,20 @@ def test_changing_a_batch_changes_no_other(tmp_path: Path) -> None:
         batch["obs"]["age"] = -1
 
 
+@pytest.mark.parametrize("max_gap", [0, 64])
+def test_dtype_must_hold_values_of_batches_only(max_gap: int) -> None:
+    """Values of rows in gaps, which are read and discarded, need not fit the dtype."""
+    values = np.ones((100, 4), dtype="float32")
+    values[1::2] = 1_000
+    options = {"dist_info": Rank(0, 1), "seed": 0, "mask": np.arange(100) % 2 == 0, "max_gap": max_gap}
+    sampler = DistributedSampler(RandomSampler(8, 2, 4), **options)
+    loader = StatefulLoader(batch_sampler=sampler, preload_to_gpu=False, dtype="uint8").add_adata(ad.AnnData(values))
+    assert sum(batch["X"].sum() for batch in loader) == 48 * 4  # 12 full batches
+    loader.sampler.mask = slice(None)
+    with pytest.raises(ValueError, match=r"dtype='uint8' must hold all values of X, got 1000\.0"):
+        list(loader)
+
+
 @pytest.mark.parametrize("dtype", [None, np.dtype("float64")])
 def test_no_rows_make_an_empty_batch(dtype: Any) -> None:
     rows = sp.csr_matrix(VALUES.astype("uint8"))

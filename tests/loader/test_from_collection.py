@@ -175,3 +175,11 @@ def test_collection_is_a_path_a_group_or_an_object(collection: DatasetCollection
             StatefulLoader.from_collection(named, dist_info=Rank(0, 2))
     with pytest.raises(ValueError, match="memory must be a number of bytes or a string such as '4GB', got '4 bits'"):
         suggest_sizes(collection, memory="4 bits")
+
+
+def test_cells_without_values_have_sizes(tmp_path: Path) -> None:
+    """A collection whose cells are all 0 is read like any other."""
+    ad.AnnData(sp.csr_matrix((50, 6), dtype="float32")).write_h5ad(tmp_path / "cells.h5ad")
+    collection = DatasetCollection(tmp_path / "cells.zarr").add_adatas([tmp_path / "cells.h5ad"])
+    loader = StatefulLoader.from_collection(collection, dist_info=Rank(0, 1))
+    assert sum(batch["X"].shape[0] for batch in loader) == 50

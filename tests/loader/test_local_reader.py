@@ -329,3 +329,18 @@ def until_it_fails(loader: Loader) -> tuple[int, str]:
     except OSError as error:
         return n_batches, str(error)
     raise AssertionError("no error")
+
+
+@pytest.mark.parametrize("compressors", ["auto", None])
+@pytest.mark.parametrize("to", [None, "torch"])
+def test_damaged_indptr_raises(to: Any, compressors: Any, tmp_path: Path) -> None:
+    """A row with a negative number of values makes no batch, which SciPy and PyTorch would not notice."""
+    cells = sparse(tmp_path, chunks=(64,), shards=(256,), compressors=compressors)
+    indptr = zarr.open_array(LocalStore(tmp_path), path="X/indptr", mode="r+")
+    changed = indptr[:]
+    changed[20] += 30
+    indptr[:] = changed
+    loader = StatefulLoader(batch_sampler=sampler(), to=to, preload_to_gpu=False).add_dataset(cells)
+    for _ in range(2):  # annbatch reads the first load request of sparse cells
+        with pytest.raises(ValueError, match=r"indptr of a sparse matrix is damaged: a row has -\d+ values|negative"):
+            list(loader)

@@ -156,6 +156,35 @@ def test_replaced_store_is_read_as_it_is_then(tmp_path: Path) -> None:
     np.testing.assert_array_equal(rows_read(array), VALUES)
 
 
+def test_store_written_again_in_larger_shards_raises(tmp_path: Path) -> None:
+    """The end of another index is none of this shard, also where its entries would fit."""
+    array = stored(tmp_path / "cells")
+    shutil.rmtree(tmp_path / "cells")
+    stored(tmp_path / "cells", np.concatenate([VALUES, VALUES]), shards=(2 * SHARD, N_VAR))
+    with pytest.raises(
+        OSError, match=r"cells/c/\d/0 is damaged, or was written again .* checksum of its index is wrong"
+    ):
+        rows_read(array)
+
+
+def test_shard_of_missing_chunks_has_fill_values(tmp_path: Path) -> None:
+    """A shard may have an index only."""
+    array = stored(tmp_path)
+    index = np.full((SHARD // CHUNK, 2), np.iinfo(np.uint64).max, dtype="<u8")
+    (tmp_path / "c" / "1" / "0").write_bytes(with_checksum(index))
+    np.testing.assert_array_equal(rows_read(array), [*VALUES[:SHARD], *np.zeros((SHARD, N_VAR)), *VALUES[2 * SHARD :]])
+
+
+def test_failed_read_names_the_file(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def failing(*_: Any) -> int:
+        raise OSError(5, "Input/output error")
+
+    array = stored(tmp_path)
+    monkeypatch.setattr(os, "preadv", failing)
+    with pytest.raises(OSError, match=r"Input/output error: '.*/c/\d/0'"):
+        rows_read(array)
+
+
 def cut_short(path: Path) -> None:
     path.write_bytes(path.read_bytes()[: 2 * CHUNK * N_VAR * 4])
 
@@ -171,8 +200,13 @@ def with_offset_beyond_the_file(path: Path) -> None:
     path.write_bytes(content[: n_chunks * n_bytes] + with_checksum(index))
 
 
+def with_another_offset(path: Path) -> None:
+    content, index = path.read_bytes(), SHARD // CHUNK * 16 + 4
+    path.write_bytes(content[:-index] + bytes(64) + b"\x10" + content[1 - index :])
+
+
 @pytest.mark.parametrize("pipeline", ["zarrs.ZarrsCodecPipeline", "zarr.core.codec_pipeline.BatchedCodecPipeline"])
-@pytest.mark.parametrize("damage", [cut_short, empty, with_offset_beyond_the_file])
+@pytest.mark.parametrize("damage", [cut_short, empty, with_offset_beyond_the_file, with_another_offset])
 def test_damaged_file_raises_with_its_name(damage: Callable[[Path], None], pipeline: str, tmp_path: Path) -> None:
     with zarr.config.set({"codec_pipeline.path": pipeline}):
         array = stored(tmp_path)

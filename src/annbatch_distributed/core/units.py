@@ -1,8 +1,8 @@
 """Units: what the wrapped sampler samples, and so what masks, shards, batches and states count.
 
 A unit is to the sampler what a row is: it samples numbers within ``[0, n_units)``. A unit is a row (:class:`EachRow`),
-or several, such as a set of cells. Only load requests that are about to be read, and tables of cells, have the rows of
-the units: :meth:`EpochUnits.to_rows` and :meth:`EpochUnits.rows_of`.
+several rows, such as a set of cells, or a draw of a row by weights. Only load requests that are about to be read, and
+tables of cells, have the rows of the units: :meth:`EpochUnits.to_rows` and :meth:`EpochUnits.rows_of`.
 """
 
 from __future__ import annotations

@@ -24,8 +24,8 @@ def batches_of(
     loaded: Loaded, splits: Sequence[Split], dtype: np.dtype[Any] | None, to: Literal["torch", "jax"] | None
 ) -> Iterator[dict[str, Any]]:
     """Yield the batches of a load request; values of ``X`` have ``dtype``, or the dtype in which they are stored."""
-    if dtype is not None:
-        check_dtype(loaded.rows, dtype)
+    if isinstance(loaded.rows, CSRContainer):
+        check_indptr(loaded.rows.elems[2])
     # a table of all batches, whose slices are cheap: pandas takes long to gather rows, however few
     obs = None if loaded.obs is None else loaded.obs.iloc[loaded.places[np.concatenate([[], *splits]).astype(np.intp)]]
     first = 0
@@ -46,29 +46,42 @@ def rows_at(
 ) -> sp.csr_matrix | npt.NDArray[Any]:
     """Return the rows at some places."""
     if not isinstance(rows, CSRContainer):
-        return rows[at].astype(rows.dtype if dtype is None else dtype, copy=False)
+        return converted(rows[at], dtype)
     data, indices, bounds = rows.elems
     starts, stops = bounds[at], bounds[at + 1]
-    indptr = np.append(0, np.cumsum(stops - starts))
+    indptr = np.zeros(len(at) + 1, dtype=np.int64)
+    np.cumsum(stops - starts, out=indptr[1:])
     # as SciPy chooses it, which would otherwise convert what it gets
     index_dtype = np.int32 if max(indptr[-1], *rows.shape) <= _MOST_INT32 else np.int64
     slices = [*map(slice, starts.tolist(), stops.tolist())]
-    values, columns = _joined(data, slices, dtype or data.dtype), _joined(indices, slices, np.dtype(index_dtype))
-    return sp.csr_matrix((values, columns, indptr.astype(index_dtype)), shape=(len(at), rows.shape[1]))
+    values, columns = converted(_joined(data, slices), dtype, is_sparse=True), _joined(indices, slices)
+    return sp.csr_matrix(
+        (values, columns.astype(index_dtype, copy=False), indptr.astype(index_dtype)), shape=(len(at), rows.shape[1])
+    )
 
 
-def _joined(values: npt.NDArray[Any], slices: Sequence[slice], dtype: np.dtype[Any]) -> npt.NDArray[Any]:
-    """Return slices of an array one after the other, with a dtype; faster than ``numpy.concatenate``."""
+def _joined(values: npt.NDArray[Any], slices: Sequence[slice]) -> npt.NDArray[Any]:
+    """Return slices of an array one after the other; faster than ``numpy.concatenate``."""
     view = memoryview(values)
-    joined = bytearray().join([view[one] for one in slices])
-    return np.frombuffer(joined, values.dtype).astype(dtype, copy=False)
+    return np.frombuffer(bytearray().join([view[one] for one in slices]), values.dtype)
 
 
-def check_dtype(rows: CSRContainer | npt.NDArray[Any], dtype: np.dtype[Any]) -> None:
-    """Raise a ValueError if rows of a load request can't have values of a dtype."""
-    if isinstance(rows, CSRContainer) and dtype == np.float16:
+def check_indptr(indptr: npt.NDArray[Any]) -> None:
+    """Raise a ValueError if rows of a load request have negative numbers of values, which SciPy doesn't notice."""
+    if (wrong := indptr[1:] < indptr[:-1]).any():
+        place = int(np.argmax(wrong))
+        raise ValueError(
+            f"indptr of a sparse matrix is damaged: a row has {int(indptr[place + 1]) - int(indptr[place])} values. "
+            "Write the collection again."
+        )
+
+
+def converted(values: npt.NDArray[Any], dtype: np.dtype[Any] | None, *, is_sparse: bool = False) -> npt.NDArray[Any]:
+    """Return values of ``X`` in a dtype, or as they are for None; a ValueError if the dtype can't hold them."""
+    if dtype is None:
+        return values
+    if is_sparse and dtype == np.float16:
         raise ValueError("dtype='float16' is for dense cells, as SciPy has no sparse ones. Pass dtype='float32'.")
-    values = rows.elems[0] if isinstance(rows, CSRContainer) else rows
     if dtype.kind in "iu" and not np.can_cast(values.dtype, dtype):
         with np.errstate(invalid="ignore"):  # of NaN, which is reported
             wrong = values[values.astype(dtype) != values]
@@ -76,12 +89,12 @@ def check_dtype(rows: CSRContainer | npt.NDArray[Any], dtype: np.dtype[Any]) -> 
             raise ValueError(
                 f"dtype={str(dtype)!r} must hold all values of X, got {wrong.flat[0]}. Pass a larger dtype."
             )
+    return values.astype(dtype, copy=False)
 
 
 def with_dtype(rows: CSRContainer | npt.NDArray[Any], dtype: np.dtype[Any]) -> CSRContainer | npt.NDArray[Any]:
-    """Return rows of a load request with values of a dtype; raise as :func:`check_dtype`."""
-    check_dtype(rows, dtype)
+    """Return rows of a load request with values of a dtype; raise as :func:`converted`."""
     if not isinstance(rows, CSRContainer):
-        return rows.astype(dtype, copy=False)
+        return converted(rows, dtype)
     data, indices, indptr = rows.elems
-    return CSRContainer((data.astype(dtype, copy=False), indices, indptr), rows.shape, dtype)
+    return CSRContainer((converted(data, dtype, is_sparse=True), indices, indptr), rows.shape, dtype)

@@ -12,7 +12,7 @@ finds directly which part of which stored object goes where:
 
 annbatch reads everything else: data in memory or in remote stores, codecs that zarrs can't decode, datasets of
 different dtypes, and chunks of different sizes. It also reads the first load request of sparse datasets, together with
-their ``indptr``, and whatever would fail here, so that errors are annbatch's.
+their ``indptr``, and most that would fail here, so that errors are annbatch's.
 """
 
 from __future__ import annotations
@@ -62,8 +62,9 @@ def read(loader: Loader[Any, Any], rows_of: Mapping[int, Int64Array]) -> CSRCont
         # for indptr 0 3 3 5, the rows 1:3 are the values 3:5
         indptr = dataset.indptr
         bounds.append((starts, stops) if indptr is None else (indptr[starts], indptr[stops]))
-    for dataset, (_, stops) in zip(datasets, bounds, strict=True):
-        if any(stops.max() > array.shape[0] for array in dataset.arrays):  # the readers would make up values
+    for dataset, (starts, stops) in zip(datasets, bounds, strict=True):
+        # the readers would make up values for runs that are not in the arrays, as of a damaged indptr
+        if starts.min() < 0 or (stops < starts).any() or any(stops.max() > array.shape[0] for array in dataset.arrays):
             return None
     # one buffer of annbatch for all datasets, of which each dataset fills its part
     buffer, first = room_for(loader, rows_of), 0

@@ -14,10 +14,10 @@ import os
 import sys
 from collections.abc import Iterable
 from contextlib import ExitStack
-from functools import lru_cache
 from itertools import batched
 from typing import Any, NamedTuple
 
+import google_crc32c
 import numpy as np
 import numpy.typing as npt
 from zarr import AsyncArray
@@ -31,6 +31,9 @@ _ENTRY = 16
 _CHECKSUM = 4
 #: Number in the entry of a chunk that isn't stored, since all its values are the fill value.
 _MISSING = np.iinfo(np.uint64).max
+#: First byte of a shard's rows, or None, by the path, the stamp and the layout of the shard; at most so many.
+_FIRST_BYTES: dict[tuple[Any, ...], int | None] = {}
+_MOST_FIRST_BYTES = 1 << 16
 
 #: Rows of a shard to read: its number, first and end row in it, and the place of the first row in the output.
 type Part = tuple[int, int, int, int]
@@ -61,7 +64,7 @@ def read(array: AsyncArray[Any], parts: Iterable[Part], out: npt.NDArray[Any]) -
         of_shards.setdefault(part[0], []).append(part)
     columns = (0,) * (out.ndim - 1)
     store: Any = array.store_path.store  # a LocalStore
-    folder = os.path.join(store.root, array.store_path.path)  # noqa: PTH118 a Path takes longer than reading
+    folder = str(store.root / array.store_path.path)  # a Path for each shard takes longer than reading
     for shards in batched(of_shards.items(), _MOST_FILES, strict=False):
         reads = list[_Read]()
         with ExitStack() as opened:
@@ -72,7 +75,7 @@ def read(array: AsyncArray[Any], parts: Iterable[Part], out: npt.NDArray[Any]) -
                 except FileNotFoundError:
                     return False
                 opened.callback(os.close, file)
-                begin = _first_byte(path, _stamp(file), *_chunks_of(array, number, row_bytes))
+                begin = _first_byte(file, path, *_chunks_of(array, number, row_bytes))
                 if begin is None:
                     return False
                 reads += [
@@ -97,7 +100,7 @@ def _is_raw(array: AsyncArray[Any]) -> bool:
                         (array.dtype.itemsize == 1 or _name(endian) == sys.byteorder)
                         and _name(of_index) == "little"
                         and _name(sharding.index_location) == "end"
-                        and sharding.chunk_shape[1:] == array.shape[1:]
+                        and sharding.chunk_shape[1:] == array.shape[1:] == (array.shards or ())[1:]
                         and hasattr(os, "preadv")  # Windows has none
                     )
     return False
@@ -121,23 +124,33 @@ def _stamp(file: int) -> tuple[int, int, int]:
     return stat.st_ino, stat.st_size, stat.st_mtime_ns
 
 
-@lru_cache(maxsize=1 << 16)
-def _first_byte(path: str, stamp: tuple[int, int, int], chunk_bytes: int, n_chunks: int, n_used: int) -> int | None:
+def _first_byte(file: int, path: str, chunk_bytes: int, n_chunks: int, n_used: int) -> int | None:
     """Return the first byte of a shard's rows; None if its chunks don't follow each other. An OSError if damaged."""
-    n_bytes = n_chunks * _ENTRY
-    end = stamp[1] - n_bytes - _CHECKSUM
-    with open(path, "rb") as file:  # noqa: PTH123 it is no Path
-        if _stamp(file.fileno()) != stamp:  # it was replaced just now
-            return None
-        file.seek(max(0, end))
-        index = np.frombuffer(file.read(n_bytes) if end > 0 else b"", "<u8").reshape(-1, 2)[:n_used]
-    offsets, sizes = index.T
-    # an uncompressed chunk has a known size, so what is no index is seen without its checksum
-    fits = (sizes == chunk_bytes) & (offsets <= max(0, end - chunk_bytes))
-    if len(index) < n_used or not (fits | (index == _MISSING).all(axis=1)).all():
+    key = path, _stamp(file), chunk_bytes, n_chunks, n_used
+    if key not in _FIRST_BYTES:
+        if len(_FIRST_BYTES) >= _MOST_FIRST_BYTES:
+            _FIRST_BYTES.clear()
+        _FIRST_BYTES[key] = _read_index(file, path, chunk_bytes, n_chunks, n_used)
+    return _FIRST_BYTES[key]
+
+
+def _read_index(file: int, path: str, chunk_bytes: int, n_chunks: int, n_used: int) -> int | None:
+    """Return what :func:`_first_byte` returns, from the index of a shard."""
+    n_bytes, size = n_chunks * _ENTRY, os.fstat(file).st_size
+    end = size - n_bytes - _CHECKSUM
+    content = os.pread(file, n_bytes + _CHECKSUM, end) if end >= 0 else b""
+    # of a shard of another size, which has replaced this one, the last entries would look like an index
+    if int.from_bytes(content[n_bytes:], "little") != google_crc32c.value(content[:n_bytes]) or not content:
         raise OSError(
-            f"{path} is damaged: the index of its chunks doesn't fit its {stamp[1]:,} bytes. Write the collection "
-            "again."
+            f"{path} is damaged, or was written again in another form while it was open: the checksum of its index is "
+            f"wrong. It has {size:,} bytes. Open the collection again, or write it again."
+        )
+    index = np.frombuffer(content, "<u8", 2 * n_used).reshape(-1, 2)
+    offsets, sizes = index.T
+    fits = (sizes == chunk_bytes) & (offsets <= max(0, end - chunk_bytes))
+    if not (fits | (index == _MISSING).all(axis=1)).all():
+        raise OSError(
+            f"{path} is damaged: the index of its chunks doesn't fit its {size:,} bytes. Write the collection again."
         )
     # chunks of 10 bytes that follow each other begin at the bytes 0 10 20
     follow = offsets == offsets[0] + chunk_bytes * np.arange(n_used, dtype=np.uint64)
@@ -148,7 +161,10 @@ def _fill(read: _Read) -> None:
     """Read bytes; the kernel returns fewer than asked for if there are more than 2 GB, or if the file ends."""
     out, offset = read.out, read.offset
     while len(out):
-        n_bytes = os.preadv(read.file, [out], offset)
+        try:
+            n_bytes = os.preadv(read.file, [out], offset)
+        except OSError as error:
+            raise OSError(error.errno, error.strerror, read.path) from error
         if not n_bytes:
             raise OSError(f"{read.path} ended at byte {offset:,} while it was read. Write the collection again.")
         out, offset = out[n_bytes:], offset + n_bytes

@@ -269,6 +269,10 @@ def sizes_of_draws(
     )
 
 
+#: Bytes of a row without values: of its entry in ``indptr``.
+_POINTER = 8
+
+
 def stored(collection: DatasetCollection) -> tuple[int, float, int]:
     """Return the number of rows, their average bytes in memory, and the fewest rows to read together, from metadata.
 
@@ -290,7 +294,7 @@ def stored(collection: DatasetCollection) -> tuple[int, float, int]:
         n_rows += rows
     if not n_rows:
         raise ValueError("The collection must have rows, got none. Add cells with add_adatas.")
-    return n_rows, n_bytes / n_rows, chunk
+    return n_rows, n_bytes / n_rows or _POINTER, chunk
 
 
 def _loaded_itemsize(cells: zarr.Array[Any] | zarr.Group, stored: np.dtype[Any]) -> int:

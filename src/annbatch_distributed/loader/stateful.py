@@ -1,8 +1,8 @@
 """The StatefulLoader: annbatch's Loader whose epochs can be saved and resumed.
 
 1. Adding datasets that annbatch would read wrongly raises.
-2. annbatch's own Loader reads one load request at a time. zarrs reads collections on a local disk, in the thread that
-   asks for them, see :mod:`zarrs_reader`.
+2. annbatch's own Loader reads one load request at a time. Here, the thread that asks for a collection on a local disk
+   reads it, see :mod:`local_reader`.
 """
 
 from __future__ import annotations
