@@ -337,7 +337,7 @@ def test_damaged_indptr_raises(to: Any, compressors: Any, tmp_path: Path) -> Non
     """A row with a negative number of values makes no batch, which SciPy and PyTorch would not notice."""
     cells = sparse(tmp_path, chunks=(64,), shards=(256,), compressors=compressors)
     indptr = zarr.open_array(LocalStore(tmp_path), path="X/indptr", mode="r+")
-    changed = indptr[:]
+    changed: Any = indptr[:]
     changed[20] += 30
     indptr[:] = changed
     loader = StatefulLoader(batch_sampler=sampler(), to=to, preload_to_gpu=False).add_dataset(cells)
