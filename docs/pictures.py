@@ -1,6 +1,6 @@
 """Draw the pictures of the README and the pages from what the library computes: ``python -m docs.pictures``.
 
-Their background is transparent, and their colors are those of palette.py.
+Their background is transparent, and their colors are in palette.py.
 """
 
 from __future__ import annotations

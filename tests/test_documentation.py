@@ -72,7 +72,7 @@ def test_tests_that_pages_name_exist() -> None:
 
 
 def test_address_is_in_one_place() -> None:
-    """Nothing but pyproject.toml names the site and the repository, besides the entry that scverse asks for."""
+    """Nothing but pyproject.toml names the site and the repository, except for the entry that scverse asks for."""
     urls = PROJECT["project"]["urls"]
     entry = yaml.safe_load((ROOT / ".github/meta.yaml").read_text())
     assert entry["project_home"] == urls["Source"]

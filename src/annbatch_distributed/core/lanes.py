@@ -141,9 +141,8 @@ def each_segment(
 
     ``counts`` is the number of batches of each stream.
 
-    >>> *_, (own, _) = each_segment(
-    ...     [4, 4], [Segment(2, 1, 1), Segment(3, 1, 0)], "drop"
-    ... )
+    >>> resumed = [Segment(2, 1, 1), Segment(3, 1, 0)]
+    >>> *_, (own, _) = each_segment([4, 4], resumed, "drop")
     >>> [lane.numbers for lane in own]
     [(range(1, 3),), (range(3, 4), range(5, 6)), (range(6, 8),)]
     """

@@ -208,9 +208,8 @@ def resolve_mask(mask: AnyMask, within: Mask = ALL) -> Mask:
     [slice(0, 2000, None), slice(4000, None, None)]
     >>> resolve_mask(np.array([True, False, True])).rows
     Rows(0:1, 2:3)
-    >>> resolve_mask(
-    ...     slice(4_000, None), within=resolve_mask(slice(0, 8_000))
-    ... ).to_argument()
+    >>> first_rows = resolve_mask(slice(0, 8_000))
+    >>> resolve_mask(slice(4_000, None), within=first_rows).to_argument()
     slice(4000, 8000, None)
     """
     parts = mask if isinstance(mask, list | tuple) else [mask]

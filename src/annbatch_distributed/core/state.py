@@ -249,9 +249,8 @@ def listed(parts: list[Any]) -> list[Any] | dict[str, Any]:
 def flat(identity: Identity, path: str = "") -> dict[str, Any]:
     """Return the values of an identity by their paths, lists as strings.
 
-    >>> flat(
-    ...     {"seed": 0, "sampler": {"chunk_size": 64}, "rows": {"ranges": [[0, 9]]}}
-    ... )
+    >>> sampler, rows = {"chunk_size": 64}, {"ranges": [[0, 9]]}
+    >>> flat({"seed": 0, "sampler": sampler, "rows": rows})
     {'seed': 0, 'sampler.chunk_size': 64, 'rows.ranges': '[[0, 9]]'}
     """
     values: dict[str, Any] = {}

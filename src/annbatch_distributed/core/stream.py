@@ -55,13 +55,11 @@ def generator(root_seed: int, *, stream: int, epoch: int, passes: int = 0) -> np
     job have different generators. Root seeds of 2^32 or more take two words of the sequence, so they may have the same
     generator as a smaller root seed of a different job in a later epoch.
 
-    >>> generator(7, stream=1, epoch=0).random() == np.random.default_rng(
-    ...     [1, 7]
-    ... ).random()
+    >>> expected = np.random.default_rng([1, 7]).random()
+    >>> generator(7, stream=1, epoch=0).random() == expected
     True
-    >>> generator(0, stream=0, epoch=1).random() == generator(
-    ...     1, stream=0, epoch=0
-    ... ).random()
+    >>> of_other_seed = generator(1, stream=0, epoch=0).random()
+    >>> generator(0, stream=0, epoch=1).random() == of_other_seed
     False
     """
     for name, value in {"root_seed": root_seed, "stream": stream, "epoch": epoch, "passes": passes}.items():
