@@ -5,12 +5,16 @@ from __future__ import annotations
 import re
 import subprocess
 import tomllib
+from typing import TYPE_CHECKING
 
 import pytest
 import yaml
 
 from docs.palette import FILLS, LINES, PAGES, STYLE, TEXT, contrast
 from tests.processes.launch import ROOT
+
+if TYPE_CHECKING:
+    from pathlib import Path
 
 PROJECT = tomllib.loads((ROOT / "pyproject.toml").read_text())
 PAGES_OF_DOCS = [page for page in sorted((ROOT / "docs").rglob("*.md")) if "_build" not in page.parts]
@@ -29,8 +33,8 @@ def test_text_and_lines_have_contrast_with_the_page() -> None:
 
 
 @pytest.mark.parametrize("path", DRAWINGS, ids=lambda path: path.name)
-def test_drawing_has_only_colors_of_the_palette(path: object) -> None:
-    drawing = path.read_text()  # type: ignore[attr-defined]
+def test_drawing_has_only_colors_of_the_palette(path: Path) -> None:
+    drawing = path.read_text()
     assert drawing.count(STYLE) == 1
     used = {color.lower() for color in re.findall(r"#[0-9a-fA-F]{6}\b", drawing.replace(STYLE, ""))}
     assert used <= {*FILLS.values(), TEXT}
