@@ -124,9 +124,9 @@ def test_representativeness_benchmark_orders_shardings(tmp_path: Path) -> None:
     steps, batches, epochs = tables
     from_worst_to_best = [
         "contiguous, preload 32",
-        "shuffled, blocks of 4096, preload 32",
-        "shuffled, blocks of 512, preload 32",
-        "shuffled, blocks of 64, preload 32",
+        "blocks of 4096, preload 32",
+        "blocks of 512, preload 32",
+        "blocks of 64, preload 32",
         "ideal random sample",
     ]
     assert steps["ranks"] == [2, 4]
