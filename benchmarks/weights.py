@@ -1,7 +1,7 @@
 """Cost of weights: planning, and rows per second relative to reading each cell once.
 
-1. Planning: seconds and memory, beside the weights themselves, to make a sampler of 10^8 lognormal weights and to begin
-   an epoch, and seconds to begin each further epoch.
+1. Planning: seconds and memory, in addition to the weights themselves, to make a sampler of 10^8 lognormal weights and
+   to begin an epoch, and seconds to begin each further epoch.
 2. Reading: a simulated collection, shuffled, with a lognormal number of genes for each cell and with lognormal weights,
    read by one process through zarrs. Draws per second relative to the cells per second of a loader without weights of
    the same sizes, by the number of consecutive draws that are read together, and by the number of draws. Every round

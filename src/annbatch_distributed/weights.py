@@ -170,7 +170,7 @@ class Weights(Units):
 
 
 class Sums(NamedTuple):
-    """Weights of cells, and the sums of blocks of them, as parts of the largest weight: all weights have a sum."""
+    """Weights of cells, and the sums of blocks of them, in units of the largest weight, so that no sum overflows."""
 
     values: Weight
     bounds: npt.NDArray[np.float64]

@@ -154,7 +154,7 @@ def test_distribute_class_sampling_covers_job() -> None:
 
 
 def test_distribute_draws_training_cells_by_weights() -> None:
-    """Weights of all cells draw those of the training, in proportion, over all ranks; validation reads each once."""
+    """Training cells are drawn by their weights, over all ranks, and validation reads each cell once."""
     weights = np.arange(N_OBS, dtype=float)
     ranks = [distribute(Cells(), dist_info=Rank(rank, 2), weights=weights, num_samples=200) for rank in range(2)]
     drawn = np.concatenate([batch["index"] for rank in ranks for batch in rank.train_dataloader()])

@@ -156,6 +156,12 @@ def test_replaced_store_is_read_as_it_is_then(tmp_path: Path) -> None:
     np.testing.assert_array_equal(rows_read(array), VALUES)
 
 
+def test_few_known_shards_are_read_the_same(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """What is known of shards may be forgotten at any time, also while other threads read."""
+    monkeypatch.setattr(raw_reader, "_MOST_FIRST_BYTES", 1)
+    np.testing.assert_array_equal(rows_read(stored(tmp_path), prefetch=3), VALUES)
+
+
 def test_store_written_again_in_larger_shards_raises(tmp_path: Path) -> None:
     """The end of another index is none of this shard, also where its entries would fit."""
     array = stored(tmp_path / "cells")

@@ -116,7 +116,7 @@ def distribute[Module](
         )
     check_arguments("distribute", options, signature(DistributedSampler).parameters.keys() - {"sampler"})
     # wrong options raise here, and not when a trainer asks for loaders. This sampler takes any option: sampling with
-    # replacement for sharding="independent", else without for weights, with so many chunks that no copies meet
+    # replacement for sharding="independent", and without for weights, whose copies don't meet in this many chunks
     if options.get("weights") is None:
         trial = RandomSampler(1, 1, 1, replacement=True, num_samples=1)
     else:

@@ -31,8 +31,9 @@ _ENTRY = 16
 _CHECKSUM = 4
 #: Number in the entry of a chunk that isn't stored, since all its values are the fill value.
 _MISSING = np.iinfo(np.uint64).max
-#: First byte of a shard's rows, or None, by the path, the stamp and the layout of the shard; at most so many.
+#: First byte of a shard's rows, or None, by the path, the stamp and the layout of the shard.
 _FIRST_BYTES: dict[tuple[Any, ...], int | None] = {}
+#: Largest number of entries; all are forgotten beyond it, and read again.
 _MOST_FIRST_BYTES = 1 << 16
 
 #: Rows of a shard to read: its number, first and end row in it, and the place of the first row in the output.
@@ -126,17 +127,22 @@ def _stamp(file: int) -> tuple[int, int, int]:
 
 def _first_byte(file: int, path: str, chunk_bytes: int, n_chunks: int, n_used: int) -> int | None:
     """Return the first byte of a shard's rows; None if its chunks don't follow each other. An OSError if damaged."""
-    key = path, _stamp(file), chunk_bytes, n_chunks, n_used
-    if key not in _FIRST_BYTES:
-        if len(_FIRST_BYTES) >= _MOST_FIRST_BYTES:
-            _FIRST_BYTES.clear()
-        _FIRST_BYTES[key] = _read_index(file, path, chunk_bytes, n_chunks, n_used)
-    return _FIRST_BYTES[key]
+    stamp = _stamp(file)
+    key = path, stamp, chunk_bytes, n_chunks, n_used
+    try:
+        return _FIRST_BYTES[key]
+    except KeyError:
+        first = _read_index(file, path, stamp[1], chunk_bytes, n_chunks, n_used)
+    # returned from here, as another thread may forget all entries
+    if len(_FIRST_BYTES) >= _MOST_FIRST_BYTES:
+        _FIRST_BYTES.clear()
+    _FIRST_BYTES[key] = first
+    return first
 
 
-def _read_index(file: int, path: str, chunk_bytes: int, n_chunks: int, n_used: int) -> int | None:
-    """Return what :func:`_first_byte` returns, from the index of a shard."""
-    n_bytes, size = n_chunks * _ENTRY, os.fstat(file).st_size
+def _read_index(file: int, path: str, size: int, chunk_bytes: int, n_chunks: int, n_used: int) -> int | None:
+    """Return what :func:`_first_byte` returns, from the index of a shard, a file of ``size`` bytes."""
+    n_bytes = n_chunks * _ENTRY
     end = size - n_bytes - _CHECKSUM
     content = os.pread(file, n_bytes + _CHECKSUM, end) if end >= 0 else b""
     # of a shard of another size, which has replaced this one, the last entries would look like an index
