@@ -129,14 +129,12 @@ def _first_byte(file: int, path: str, chunk_bytes: int, n_chunks: int, n_used: i
     """Return the first byte of a shard's rows; None if its chunks don't follow each other. An OSError if damaged."""
     stamp = _stamp(file)
     key = path, stamp, chunk_bytes, n_chunks, n_used
-    try:
-        return _FIRST_BYTES[key]
-    except KeyError:
+    first = _FIRST_BYTES.get(key, -1)  # looked up once, as another thread may forget all entries
+    if first == -1:
         first = _read_index(file, path, stamp[1], chunk_bytes, n_chunks, n_used)
-    # returned from here, as another thread may forget all entries
-    if len(_FIRST_BYTES) >= _MOST_FIRST_BYTES:
-        _FIRST_BYTES.clear()
-    _FIRST_BYTES[key] = first
+        if len(_FIRST_BYTES) >= _MOST_FIRST_BYTES:
+            _FIRST_BYTES.clear()
+        _FIRST_BYTES[key] = first
     return first
 
 
