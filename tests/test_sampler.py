@@ -15,6 +15,7 @@ from annbatch.abc import Sampler
 from annbatch.samplers import RandomSampler, SequentialSampler
 
 from annbatch_distributed import DistributedSampler, Rank
+from annbatch_distributed.core.stream import Pass
 from tests.samplers import (
     IndexArrays,
     Locked,
@@ -193,6 +194,7 @@ def test_enforce_equal_batches_is_drop_or_keep() -> None:
 def test_closed_pass_yields_nothing() -> None:
     """A closed pass yields no more load requests, and neither does its copy."""
     closed = one(MaskBlind(2)).sample(100)
+    assert isinstance(closed, Pass)
     assert request_rows(next(closed))
     closed.close()
     assert list(closed) == list(copy.deepcopy(closed)) == []

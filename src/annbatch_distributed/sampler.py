@@ -8,13 +8,14 @@ from __future__ import annotations
 
 import copy
 import sys
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from reprlib import repr as shortened
 from typing import TYPE_CHECKING, Any, Self
 
 import annbatch.samplers
 import numpy as np
 from annbatch.abc import Sampler
+from annbatch.types import LoadRequest
 
 from annbatch_distributed import checks
 from annbatch_distributed.checks import Description, Gather, Read, Reading, Timeout
@@ -26,7 +27,6 @@ from annbatch_distributed.core.rank import MOST_RANKS
 from annbatch_distributed.core.request import MAX_GAP
 from annbatch_distributed.core.rows import Rows
 from annbatch_distributed.core.sharding import Sharding
-from annbatch_distributed.core.stream import Pass
 from annbatch_distributed.core.units import EachRow, Units
 from annbatch_distributed.core.values import BOUND, integer, names_of
 from annbatch_distributed.cursor import Cursor, Names, warn
@@ -764,7 +764,7 @@ class DistributedSampler(Sampler):
             cursor, lambda job: Reading.of(job, cursor, n_obs, read), timeout=timeout, gather=gather
         )
 
-    def sample(self, n_obs: int) -> Pass:
+    def sample(self, n_obs: int) -> Iterator[LoadRequest]:
         """Start an iteration of this rank over its shard.
 
         Parameters
@@ -793,7 +793,7 @@ class DistributedSampler(Sampler):
         """
         return self._cursor.begin_sampling(integer("n_obs", n_obs, least=0, below=BOUND))
 
-    def _sample(self, n_obs: int) -> Pass:
+    def _sample(self, n_obs: int) -> Iterator[LoadRequest]:
         return self.sample(n_obs)
 
     def __copy__(self) -> Self:

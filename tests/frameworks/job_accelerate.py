@@ -20,7 +20,9 @@ from tests.processes.configurations import GOOD
 from tests.processes.results import write_result
 
 if TYPE_CHECKING:
-    from annbatch_distributed.core.stream import Pass
+    from collections.abc import Iterator
+
+    from annbatch.types import LoadRequest
 
 ITERATIONS: list[int] = []
 
@@ -28,7 +30,7 @@ ITERATIONS: list[int] = []
 class Counted(DistributedSampler):
     """A sampler that counts its iterations."""
 
-    def sample(self, n_obs: int) -> Pass:
+    def sample(self, n_obs: int) -> Iterator[LoadRequest]:
         ITERATIONS.append(n_obs)
         return super().sample(n_obs)
 
