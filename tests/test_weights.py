@@ -297,6 +297,39 @@ def test_new_weights_begin_with_the_next_iteration() -> None:
         plain.weights = new
 
 
+def test_curriculum_resumes_within_an_epoch() -> None:
+    """A loop that assigns the weights of each epoch resumes within one: equal weights and masks change nothing."""
+
+    def weights_of(epoch: int) -> Any:
+        return WEIGHTS + epoch
+
+    def run(epochs: range, reader: StatefulLoader, stop: tuple[int, int] | None = None) -> dict[str, Any]:
+        state: dict[str, Any] = {}
+        for epoch in epochs:
+            reader.sampler.weights = weights_of(epoch)
+            reader.sampler.mask = slice(0, 100)
+            reader.set_epoch(epoch)
+            for step, batch in enumerate(reader, start=reader.batches_done):
+                assert (epoch, step) not in rows
+                rows[epoch, step] = batch["index"].tolist()
+                if (epoch, step) == stop:
+                    return reader.state_dict()
+        return state
+
+    rows: dict[tuple[int, int], list[int]] = {}
+    run(range(3), loader(weights=weights_of(0), mask=slice(0, 100)))
+    whole, rows = rows, {}
+    for stop in ((1, 5), (1, max(step for epoch, step in whole if epoch == 1))):
+        rows = {}
+        state = run(range(3), loader(weights=weights_of(0), mask=slice(0, 100)), stop)
+        resumed = loader(weights=weights_of(state["epoch"]), mask=slice(0, 100))
+        resumed.load_state_dict(state)
+        n_before = len(rows)
+        run(range(resumed.next_epoch, 3), resumed)
+        assert rows == whole
+        assert len(rows) > n_before
+
+
 def test_other_weights_are_another_job_within_an_epoch() -> None:
     one, other = loader(), loader(weights=WEIGHTS + 1)
     batches = iter(one)
@@ -310,6 +343,10 @@ def test_other_weights_are_another_job_within_an_epoch() -> None:
     assert other.next_epoch == 1
     # the same weights in another form
     loader(weights=pd.Series(WEIGHTS)).load_state_dict(one.state_dict())
+
+
+def test_repr_of_a_loader_counts_draws() -> None:
+    assert "batches: 4 draws each" in repr(loader())
 
 
 def test_names_of_weights_are_those_of_the_cells() -> None:

@@ -114,7 +114,12 @@ class Cursor:
             self.go_to(Position(epoch))
 
     def reconfigure(self, config: Config) -> None:
-        """Replace the configuration. The next pass is the first of its epoch."""
+        """Replace the configuration. The next pass is the first of its epoch.
+
+        An equal one changes nothing, so that a loop which assigns the weights of each epoch can resume within one.
+        """
+        if config.identity(None) == self.epochs.config.identity(None):
+            return
         self.epochs = self.epochs.reconfigured(config)
         self.n_changes += 1
         self.go_to(Position(self.position.epoch))

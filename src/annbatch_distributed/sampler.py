@@ -278,7 +278,7 @@ class DistributedSampler(Sampler):
 
         The value is a slice, a list of slices in ascending order, or :class:`Rows`. A new mask can have any form that
         the argument ``mask`` accepts; ``slice(0, None)`` stands for all rows of the wrapped sampler's own mask. It
-        takes effect with the next iteration, which reads all of its rows.
+        takes effect with the next iteration, which reads all of its rows. An equal mask changes nothing.
         """
         return self._config.mask.to_argument()
 
@@ -298,7 +298,7 @@ class DistributedSampler(Sampler):
         """Weight of each cell, read-only, of shape ``(n_obs,)``; None if cells aren't drawn by weights.
 
         New weights can have any form that the argument ``weights`` accepts. They take effect with the next iteration,
-        which begins the epoch again.
+        which begins the epoch again. Equal weights change nothing.
         """
         units = self._config.units
         return units.values if isinstance(units, Weights) else None

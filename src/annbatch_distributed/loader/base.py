@@ -238,7 +238,9 @@ class BaseLoader(Waits, IterableDataset, ABC):  # type: ignore[type-arg]  # with
         """Batches and prefetching, for messages; without asking for the rank."""
         config, is_known = self._cursor.epochs.config, self._cursor.rank_source.is_known
         size = (self._sampler.batch_size if is_known else config.batch_size) or 0
-        each = f"{plural(size, 'set' if config.units.identity else 'row')} each, remainder={config.remainder!r}"
+        units = config.units.identity
+        noun = "draw" if "weights" in units else "set" if units else "row"
+        each = f"{plural(size, noun)} each, remainder={config.remainder!r}"
         return f"{each}, prefetching {plural(self._prefetch, 'load request')}"
 
     def _about(self) -> dict[str, str]:
