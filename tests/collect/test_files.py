@@ -172,6 +172,18 @@ def test_problems_of_all_files_are_one_error(study: dict[str, Any], tmp_path: Pa
     assert "rename: no file has columns tpye. They have id, stage, type" in raised.value.args
 
 
+def test_columns_of_a_sheet_are_kept(study: dict[str, Any], tmp_path: Path) -> None:
+    """The columns of a sheet are kept whatever --obs names, and a warning names files without a named column."""
+    lines = list[str]()
+    sheet = tmp_path / "samples.csv"
+    collection = collect(sheet, tmp_path / "out.zarr", layer=["X"], obs=["type"], memory="1GB", tell=lines.append)
+    obs = collection.obs(["type", "donor", "sex"])
+    assert obs["donor"].value_counts().to_dict() == {"A": 30, "B": 20, "C": 25}
+    assert obs["sex"].value_counts().to_dict() == {"female": 20, "male": 25}
+    assert "stage" not in collection.obs()
+    assert [bool(re.match(r"WARNING: no column type in .*b 2\.h5ad\. ", line)) for line in lines].count(True) == 1
+
+
 @pytest.mark.parametrize(
     ("sheet", "message"),
     [

@@ -153,7 +153,8 @@ def _add_collect(parser: _Parser) -> None:
         "the genes of all files (default: outer, if there are shared genes)"
     )
     add("--join", choices=["outer", "inner"], help=join)
-    add("--obs", nargs="+", action="extend", metavar="COLUMN", help="Columns of obs to keep (default: all)")
+    columns = "Columns of obs to keep, in addition to those of a sample sheet (default: all)"
+    add("--obs", nargs="+", action="extend", metavar="COLUMN", help=columns)
     rename = "New names of columns of obs"
     add("--rename", nargs="+", action="extend", default=[], type=_pair, metavar="OLD=NEW", help=rename)
     labels = "File with other spellings of labels: .csv with the columns column, from and to"

@@ -43,6 +43,27 @@ def collect(
 ) -> DatasetCollection:
     r"""Write one shuffled collection of h5ad files.
 
+    Examples
+    --------
+    >>> import tempfile
+    >>> from pathlib import Path
+    >>> import anndata as ad
+    >>> import numpy as np
+    >>> from annbatch_distributed.collect import collect
+    >>> folder = Path(tempfile.mkdtemp())
+    >>> for donor in ("d1", "d2"):
+    ...     cells = ad.AnnData(np.ones((3, 2)))
+    ...     cells.obs_names = [f"{donor}-{number}" for number in range(3)]
+    ...     cells.write_h5ad(folder / f"{donor}.h5ad")
+    >>> _ = (folder / "samples.csv").write_text(
+    ...     "path,donor\nd1.h5ad,D1\nd2.h5ad,D2\n"
+    ... )
+    >>> collection = collect(
+    ...     folder / "samples.csv", folder / "cells.zarr", tell=lambda line: None
+    ... )
+    >>> collection.obs(["donor"])["donor"].value_counts().to_dict()
+    {'D1': 3, 'D2': 3}
+
     Parameters
     ----------
     files
@@ -59,7 +80,8 @@ def collect(
         ``"outer"`` keeps the genes of any file, with 0 for genes that a file lacks; ``"inner"`` keeps the shared genes.
         None is ``"outer"``, but raises if no gene is in all files (default).
     obs
-        Columns of ``obs`` to keep. None keeps all (default). A column that a file lacks is missing in its cells.
+        Columns of ``obs`` to keep, in addition to those of a sample sheet. None keeps all (default). A column that a
+        file lacks is missing in its cells.
     rename
         New names of columns, by the names in the files.
     labels
@@ -106,27 +128,6 @@ def collect(
         If files or arguments can't be collected: a ``ValueError`` with a message for each problem of each file.
     OSError
         If a file can't be written, as on a full disk.
-
-    Examples
-    --------
-    >>> import tempfile
-    >>> from pathlib import Path
-    >>> import anndata as ad
-    >>> import numpy as np
-    >>> from annbatch_distributed.collect import collect
-    >>> folder = Path(tempfile.mkdtemp())
-    >>> for donor in ("d1", "d2"):
-    ...     cells = ad.AnnData(np.ones((3, 2)))
-    ...     cells.obs_names = [f"{donor}-{number}" for number in range(3)]
-    ...     cells.write_h5ad(folder / f"{donor}.h5ad")
-    >>> _ = (folder / "samples.csv").write_text(
-    ...     "path,donor\nd1.h5ad,D1\nd2.h5ad,D2\n"
-    ... )
-    >>> collection = collect(
-    ...     folder / "samples.csv", folder / "cells.zarr", tell=lambda line: None
-    ... )
-    >>> collection.obs(["donor"])["donor"].value_counts().to_dict()
-    {'D1': 3, 'D2': 3}
     """
     from annbatch import DatasetCollection  # not above, since processes that read files import this module
 

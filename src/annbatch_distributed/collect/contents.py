@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shlex
 from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
@@ -48,11 +49,13 @@ class Contents(NamedTuple):
 def inspect(entries: Sequence[Entry], options: Options) -> Contents:
     """Return the contents of all files; raises one error with all problems of all files."""
     files, problems = list[File](), list[str]()
+    # --obs chooses columns of the files; what a user has written into a sample sheet is kept
+    kept = options.obs and [*options.obs, *chain.from_iterable(entry.labels for entry in entries)]
     for entry in entries:
         with _noted(problems):
-            files.append(inspected(entry, columns=options.obs, rename=options.rename))
+            files.append(inspected(entry, columns=kept, rename=options.rename))
     for option, columns in (("--group-by", options.group_by or ()), ("--labels", options.labels)):
-        if options.obs and (not_kept := [name for name in columns if name not in options.obs]):
+        if kept and (not_kept := [name for name in columns if name not in kept]):
             problems.append(f"{option}: columns must be kept, got {', '.join(not_kept)}. Add them to --obs")
     if not files:
         raise Problems(*problems)
@@ -71,6 +74,7 @@ def inspect(entries: Sequence[Entry], options: Options) -> Contents:
         lines += [*about_columns, *_unused({*chain(*replaced)}, options)]
     if problems:
         raise Problems(*problems)
+    lines += _lacking(files, options)
     of_sheet = Counter(chain.from_iterable(file.replaced for file in files))
     lines += [f"{name}: from the sample sheet, not from obs, in {plural(n, 'file')}" for name, n in of_sheet.items()]
     if others := Counter(chain.from_iterable(file.others for file in files)):
@@ -125,6 +129,16 @@ def check_kinds(files: Sequence[File], kinds: Sequence[Kind | None]) -> None:
             "of the counts, in order, as in --layer counts raw X; name the place of each file in a sample sheet; or "
             "leave files out"
         )
+
+
+def _lacking(files: Sequence[File], options: Options) -> Iterator[str]:
+    """Yield a warning for each column that was asked for and that some files lack, as all their cells lose it."""
+    for name in options.obs or ():
+        if lacking := [str(file.entry) for file in files if name not in file.columns]:
+            yield (
+                f"WARNING: no column {name} in {few(lacking, 5)}. If it has a different name there, pass --rename "
+                f"NAME={shlex.quote(name)}"
+            )
 
 
 def _unused(replaced: set[tuple[str, str]], options: Options) -> Iterator[str]:
