@@ -16,6 +16,7 @@ import json
 import sys
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
+from reprlib import repr as shortened
 from typing import Any
 
 import numpy as np
@@ -310,7 +311,8 @@ def _steps(
     if not _is_same(stored, first):
         raise ValueError(
             f"The array at {store} is of a different model or of different cells: for the first cells, it has "
-            f"{stored}, and this model has {first}. Remove the array, or pass a different store."
+            f"{shortened(stored)}, and this model has {shortened(first)}. Load the model that began the array, remove "
+            "the array, or pass a different store."
         )
     n_rows = array.chunks[0]
     chunks = [slice(start, min(start + n_rows, n_obs)) for start in range(0, n_obs, n_rows)]
