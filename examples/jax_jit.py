@@ -4,8 +4,8 @@ Each process reads its own shard of the cells. Its batch is spread over its devi
 together are one global array. (For ``jax.pmap`` itself, reshape a batch instead:
 ``batch["X"].toarray().reshape(jax.local_device_count(), -1, loader.n_var)``.) Run it in two processes, each with two virtual CPU devices::
 
-    python examples/jax_pmap.py --process-id 0 --num-processes 2 --coordinator 127.0.0.1:9876 --collection cells.zarr &
-    python examples/jax_pmap.py --process-id 1 --num-processes 2 --coordinator 127.0.0.1:9876 --collection cells.zarr
+    python examples/jax_jit.py --process-id 0 --num-processes 2 --coordinator 127.0.0.1:9876 --collection cells.zarr &
+    python examples/jax_jit.py --process-id 1 --num-processes 2 --coordinator 127.0.0.1:9876 --collection cells.zarr
 """
 
 from __future__ import annotations

@@ -9,7 +9,8 @@ scripts=$(cd "$(dirname "${BASH_SOURCE[0]}")" && pwd)
 folder=${1:-first-job}
 mkdir "$folder" # fails if it exists
 cd "$folder"
-export OMP_NUM_THREADS=1 # torchrun sets it too, but warns
+export CUDA_VISIBLE_DEVICES=  # on CPUs, since there may be fewer GPUs than ranks
+export OMP_NUM_THREADS=1      # torchrun sets it too, but warns
 
 # train RANKS [OPTION...]
 train() {

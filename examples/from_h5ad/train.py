@@ -27,11 +27,11 @@ from annbatch_distributed import StatefulLoader
 
 
 def start() -> torch.device:
-    """Join the job, with one GPU for each rank of this machine, or on its CPU."""
-    if torch.cuda.device_count() >= int(os.environ["LOCAL_WORLD_SIZE"]):
+    """Join the job, with one GPU for each rank of this machine, or on CPUs."""
+    if torch.cuda.is_available():
         device = torch.device("cuda", int(os.environ["LOCAL_RANK"]))
         torch.cuda.set_device(device)  # before anything else uses a GPU
-        dist.init_process_group("nccl")
+        dist.init_process_group("cpu:gloo,cuda:nccl")
         return device
     dist.init_process_group("gloo")
     return torch.device("cpu")
