@@ -30,7 +30,6 @@ extensions = [
     "sphinx.ext.viewcode",
     "sphinx_autodoc_typehints",  # after napoleon, whose fields it gives their types
     "sphinx_copybutton",
-    "sphinx_design",
     "sphinx_reredirects",
     "sphinxext.opengraph",
 ]
