@@ -163,9 +163,11 @@ def draw(lines: list[dict[str, Any]], out: Path) -> None:
             ]
             colors = [figures.BLUE if "distributed" in line["way"] else figures.GRAY for line in own]
             ratios = [line["of annbatch's"] for line in own]
-            bars = axis.barh(range(len(own)), ratios, 0.75, color=colors)
-            axis.bar_label(bars, [f"{ratio:.2f}" for ratio in ratios], padding=3, color=figures.INK)
+            axis.barh(range(len(own)), ratios, 0.75, color=colors)
             axis.axvline(1, color=figures.INK, linewidth=0.8)
+            for place, ratio in enumerate(ratios):  # to the right of the line at 1, which would cross out a number
+                at = max(ratio, 1), place
+                axis.annotate(f"{ratio:.2f}", at, (3, 0), textcoords="offset points", va="center", color=figures.INK)
             names = [f"{line['way']} (control)" if line["way"].endswith(", again") else line["way"] for line in own]
             axis.set_yticks(range(len(own)), names)
             axis.set_title(f"{kind} cells", fontsize="medium", loc="left")
