@@ -45,12 +45,13 @@ class Cells(LightningDataModule):
             )
             raise ValueError(msg)
         self.label, self.classes = label, pd.Categorical(obs[label]).categories
-        self.is_labeled, self.is_held_out = obs[label].notna(), donors.isin(hold_out)
+        # a cell without a donor may be of one that is held out
+        self.is_known, self.is_held_out = obs.notna().all(axis=1), donors.isin(hold_out)
 
     def setup(self, stage: str) -> None:  # noqa: ARG002 Lightning's
         """Open the collection on this rank."""
-        self.train = self.load(self.is_labeled & ~self.is_held_out, shuffle=True)
-        self.validation = self.load(self.is_labeled & self.is_held_out, shuffle=False)
+        self.train = self.load(self.is_known & ~self.is_held_out, shuffle=True)
+        self.validation = self.load(self.is_known & self.is_held_out, shuffle=False)
         # if the seed, mask or collection of a rank differs, every rank raises
         self.train.check_ranks_agree()
         self.validation.check_ranks_agree()

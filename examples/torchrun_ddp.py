@@ -55,10 +55,10 @@ def main(
             to="torch",
         )
 
-    # two masks of labeled cells, so that held-out cells are never trained on
-    is_labeled, is_held_out = obs[label].notna(), donors.isin(hold_out)
-    train = load(is_labeled & ~is_held_out, shuffle=True)
-    validation = load(is_labeled & is_held_out, shuffle=False)
+    # two masks, so that held-out cells are never trained on; a cell without a donor may be one of them
+    is_known, is_held_out = obs.notna().all(axis=1), donors.isin(hold_out)
+    train = load(is_known & ~is_held_out, shuffle=True)
+    validation = load(is_known & is_held_out, shuffle=False)
     # if the seed, mask or collection of a rank differs, every rank raises
     train.check_ranks_agree()
     validation.check_ranks_agree()

@@ -595,6 +595,15 @@ def test_rank_that_is_ahead_goes_back() -> None:
         ranks[0].state_dict(batches_done=2)
 
 
+def test_missing_checkpoint_is_named() -> None:
+    """If only some ranks resumed, going back would repeat batches that the loaded model was trained on."""
+    ranks = [numbered(random_on(rank, 2), N_OBS) for rank in range(2)]
+    ranks[1].load_state_dict(ranks[1].state_dict(batches_done=3))
+    (message,) = set(agreement(ranks))
+    assert "Only rank 1 resumed: load the same state in every process." in message
+    assert "reshard" not in message
+
+
 def random_on(rank: int, world_size: int) -> DistributedSampler:
     return DistributedSampler(RandomSampler(4, 4, 4), dist_info=Rank(rank, world_size), seed=0, remainder="exact")
 

@@ -67,7 +67,8 @@ def split(
             to="torch",
         )
 
-    is_known, is_held_out = obs[label].notna(), donors.isin(hold_out)
+    # a cell without a donor may be of one that is held out
+    is_known, is_held_out = obs.notna().all(axis=1), donors.isin(hold_out)
     train = load(is_known & ~is_held_out, shuffle=True)
     validation = load(is_known & is_held_out, shuffle=False)
     return classes, train, validation

@@ -176,7 +176,7 @@ def test_texts_that_are_no_labels_are_made_missing(tmp_path: Path, capsys: pytes
     command = "collect", tmp_path / "rows.h5ad", tmp_path / "columns.h5ad", "--out", tmp_path / "cells.zarr"
     text = said(capsys, *command, "--na-values", "T", "Unknown")
     assert "cell_type: 2 values (B, NK), missing in 20 cells\n" in text
-    assert "--na-values: no cell has 'Unknown'\n" in text
+    assert "WARNING: --na-values: no cell has 'Unknown'\n" in text
     assert "'T'" not in text
     _, obs = read(tmp_path / "cells.zarr")
     assert obs.loc["cell 0-0", "cell_type"] == "B"
@@ -277,7 +277,7 @@ def test_python_has_the_problems_and_lines_of_the_command(tmp_path: Path, capsys
         "genes: 3 in all files, 3 in any file; using the genes of any file",
         "kind: 2 values (B, nan), none missing",
         "WARNING: labels that may stand for missing ones: kind nan. If they do, pass na_values nan",
-        "na_values: no cell has 'x'",
+        "WARNING: na_values: no cell has 'x'",
         f"{out}: 30 cells of 1 file, 3 genes, 0.1 MB; {stored}",
     ]
     assert not capsys.readouterr().out

@@ -405,6 +405,8 @@ def compare(described: Mapping[int, Description]) -> None:
             advice += (
                 f" To go back to the last step that all of them have done, call "
                 f"loader.reshard(batches_done={min(numbers)}) on {enumerated(kind, ahead)}."
+                if min(numbers)
+                else f" Only {enumerated(kind, ahead)} resumed: load the same state in every process."
             )
         raise disagreement("The ranks of this job don't agree:", problems, advice)
 

@@ -153,7 +153,7 @@ def _add_collect(parser: _Parser) -> None:
         "the genes of all files (default: outer, if there are shared genes)"
     )
     add("--join", choices=["outer", "inner"], help=join)
-    columns = "Columns of obs to keep, in addition to those of a sample sheet (default: all)"
+    columns = "Columns of obs to keep (default: all); columns of a sample sheet are always kept"
     add("--obs", nargs="+", action="extend", metavar="COLUMN", help=columns)
     rename = "New names of columns of obs"
     add("--rename", nargs="+", action="extend", default=[], type=_pair, metavar="OLD=NEW", help=rename)

@@ -80,7 +80,7 @@ def collect(
         ``"outer"`` keeps the genes of any file, with 0 for genes that a file lacks; ``"inner"`` keeps the shared genes.
         None is ``"outer"``, but raises if no gene is in all files (default).
     obs
-        Columns of ``obs`` to keep, in addition to those of a sample sheet. None keeps all (default). A column that a
+        Columns of ``obs`` to keep. None keeps all (default). Columns of a sample sheet are always kept. A column that a
         file lacks is missing in its cells.
     rename
         New names of columns, by the names in the files.

@@ -142,12 +142,13 @@ def _lacking(files: Sequence[File], options: Options) -> Iterator[str]:
 
 
 def _unused(replaced: set[tuple[str, str]], options: Options) -> Iterator[str]:
-    """Yield a line about each label to replace that no cell has."""
+    """Yield a warning for each label to replace that no cell has, as it may be misspelled."""
     for value in options.na_values:
         if ("", value) not in replaced:
-            yield f"--na-values: no cell has {value!r}"
+            yield f"WARNING: --na-values: no cell has {value!r}"
     for column, spellings in options.labels.items():
-        yield from (f"--labels: no cell has {old!r} in {column}" for old in spellings if (column, old) not in replaced)
+        unused = [old for old in spellings if (column, old) not in replaced]
+        yield from (f"WARNING: --labels: no cell has {old!r} in {column}" for old in unused)
 
 
 def _renamed(tables: Sequence[pd.DataFrame], names: Sequence[str]) -> None:
