@@ -322,12 +322,25 @@ def test_curriculum_resumes_within_an_epoch() -> None:
     for stop in ((1, 5), (1, max(step for epoch, step in whole if epoch == 1))):
         rows = {}
         state = run(range(3), loader(weights=weights_of(0), mask=slice(0, 100)), stop)
-        resumed = loader(weights=weights_of(state["epoch"]), mask=slice(0, 100))
+        resumed = loader(weights=weights_of(0), mask=slice(0, 100))
+        resumed.sampler.weights = weights_of(state["epoch"])
         resumed.load_state_dict(state)
         n_before = len(rows)
         run(range(resumed.next_epoch, 3), resumed)
         assert rows == whole
         assert len(rows) > n_before
+
+
+def test_new_weights_within_a_resumed_epoch_warn() -> None:
+    """If the weights or the mask change within a resumed epoch, it begins again, and a warning says so."""
+    one = loader()
+    one.load_state_dict(one.state_dict(batches_done=7))
+    with pytest.warns(UserWarning, match="Epoch 0 begins again.* 7 batches"):
+        one.sampler.mask = slice(0, 100)
+    assert one.batches_done == 0
+    one.load_state_dict(one.state_dict(batches_done=len(one)))
+    with warnings.catch_warnings(action="error"):  # between epochs, there is nothing to read again
+        one.sampler.mask = slice(0, 90)
 
 
 def test_other_weights_are_another_job_within_an_epoch() -> None:

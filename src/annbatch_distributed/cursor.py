@@ -120,6 +120,12 @@ class Cursor:
         """
         if config.identity(None) == self.epochs.config.identity(None):
             return
+        if self.position.done and not self.position.finished:
+            warn(
+                f"Epoch {self.position.epoch} begins again, because its mask, weights or generator changed: the "
+                f"{plural(self.position.done, 'batch')} that each rank had done before the resume will be read again. "
+                "To finish this epoch first, change them before the next set_epoch()."
+            )
         self.epochs = self.epochs.reconfigured(config)
         self.n_changes += 1
         self.go_to(Position(self.position.epoch))
