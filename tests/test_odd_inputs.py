@@ -29,6 +29,7 @@ from annbatch_distributed import (
 )
 from annbatch_distributed.checks import Tally
 from annbatch_distributed.core.masks import resolve_mask
+from annbatch_distributed.loader import stateful
 from tests.loaders import numbered
 from tests.samplers import Counting, MaskBlind, NoBatchSize, job
 from tests.strategies import POLICIES, selected, unknown
@@ -639,3 +640,11 @@ def test_odd_input_raises_and_is_named(name: str) -> None:
     call, error, word = ODD[name]
     with pytest.raises(error, match=word):
         call()
+
+
+@pytest.mark.parametrize("prefetch", [0, 1])
+def test_missing_framework_raises_before_reading(prefetch: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A loader for a framework that isn't installed raises when it is made, whatever it prefetches."""
+    monkeypatch.setattr(stateful, "find_spec", lambda _: None)
+    with pytest.raises(ImportError, match=r"to='jax' requires jax.* annbatch-distributed\[jax\]"):
+        loader(to="jax", prefetch=prefetch)

@@ -332,7 +332,7 @@ def test_curriculum_resumes_within_an_epoch() -> None:
 
 
 def test_new_weights_within_a_resumed_epoch_warn() -> None:
-    """If the weights or the mask change within a resumed epoch, it begins again, and a warning says so."""
+    """New weights or a new mask begin a resumed epoch again, with a warning."""
     one = loader()
     one.load_state_dict(one.state_dict(batches_done=7))
     with pytest.warns(UserWarning, match="Epoch 0 begins again.* 7 batches"):

@@ -12,6 +12,7 @@ import warnings
 from collections import OrderedDict
 from collections.abc import Callable, Coroutine, Generator, Iterable, Iterator, Sequence
 from contextlib import AbstractContextManager
+from importlib.util import find_spec
 from inspect import signature
 from typing import TYPE_CHECKING, Any, Self
 
@@ -133,6 +134,8 @@ class StatefulLoader(EpochLoader, Loader[Any, Any]):
     ValueError
         If ``prefetch`` is negative, or above 0 with ``preload_to_gpu=True``, since its threads would use the GPU. If
         ``to`` is not ``"torch"``, ``"jax"`` or None.
+    ImportError
+        If the framework that ``to`` names is not installed.
     """
 
     def __init__(
@@ -150,8 +153,10 @@ class StatefulLoader(EpochLoader, Loader[Any, Any]):
                 "process, pass DistributedSampler(sampler, dist_info=Rank(0, 1), seed=...)."
             )
         check_arguments(type(self).__name__, kwargs, signature(Loader).parameters, _OWN_ARGUMENTS)
-        if kwargs.get("to") not in (None, "torch", "jax"):
-            raise ValueError(f"to must be 'torch', 'jax', or None for NumPy and SciPy arrays, got {kwargs['to']!r}.")
+        if (to := kwargs.get("to")) not in (None, "torch", "jax"):
+            raise ValueError(f"to must be 'torch', 'jax', or None for NumPy and SciPy arrays, got {to!r}.")
+        if to is not None and find_spec(to) is None:  # annbatch looks only if it converts the batches
+            raise ImportError(f"to={to!r} requires {to}, which is not installed. Install annbatch-distributed[{to}].")
         self._options = {"prefetch": prefetch, "return_file": return_file, "dtype": dtype, **kwargs}
         self._dtype = None if dtype is None else _number_dtype(dtype)
         self._tells_files = return_file
