@@ -181,6 +181,8 @@ def test_columns_of_a_sheet_are_kept(study: dict[str, Any], tmp_path: Path) -> N
     assert obs["donor"].value_counts().to_dict() == {"A": 30, "B": 20, "C": 25}
     assert obs["sex"].value_counts().to_dict() == {"female": 20, "male": 25}
     assert "stage" not in collection.obs()
+    collection = collect(sheet, tmp_path / "sheet.zarr", layer=["X"], obs=[], memory="1GB", tell=quiet)
+    assert sorted(collection.obs().columns) == ["donor", "sex", "src_path"]
     assert [bool(re.match(r"WARNING: no column type in .*b 2\.h5ad\. ", line)) for line in lines].count(True) == 1
 
 

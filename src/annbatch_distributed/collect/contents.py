@@ -50,12 +50,13 @@ def inspect(entries: Sequence[Entry], options: Options) -> Contents:
     """Return the contents of all files; raises one error with all problems of all files."""
     files, problems = list[File](), list[str]()
     # --obs chooses columns of the files; what a user has written into a sample sheet is kept
-    kept = options.obs and [*options.obs, *chain.from_iterable(entry.labels for entry in entries)]
+    of_sheet = [*chain.from_iterable(entry.labels for entry in entries)]
+    kept = None if options.obs is None else [*options.obs, *of_sheet]
     for entry in entries:
         with _noted(problems):
             files.append(inspected(entry, columns=kept, rename=options.rename))
     for option, columns in (("--group-by", options.group_by or ()), ("--labels", options.labels)):
-        if kept and (not_kept := [name for name in columns if name not in kept]):
+        if kept is not None and (not_kept := [name for name in columns if name not in kept]):
             problems.append(f"{option}: columns must be kept, got {', '.join(not_kept)}. Add them to --obs")
     if not files:
         raise Problems(*problems)
@@ -75,8 +76,8 @@ def inspect(entries: Sequence[Entry], options: Options) -> Contents:
     if problems:
         raise Problems(*problems)
     lines += _lacking(files, options)
-    of_sheet = Counter(chain.from_iterable(file.replaced for file in files))
-    lines += [f"{name}: from the sample sheet, not from obs, in {plural(n, 'file')}" for name, n in of_sheet.items()]
+    replacing = Counter(chain.from_iterable(file.replaced for file in files))
+    lines += [f"{name}: from the sample sheet, not from obs, in {plural(n, 'file')}" for name, n in replacing.items()]
     if others := Counter(chain.from_iterable(file.others for file in files)):
         texts = (f"{name} ({plural(n_files, 'file')})" for name, n_files in sorted(others.items()))
         lines.append(f"not collected: {', '.join(texts)}")
