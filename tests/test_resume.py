@@ -600,7 +600,7 @@ def test_missing_checkpoint_is_named() -> None:
     ranks = [numbered(random_on(rank, 2), N_OBS) for rank in range(2)]
     ranks[1].load_state_dict(ranks[1].state_dict(batches_done=3))
     (message,) = set(agreement(ranks))
-    assert "Only rank 1 resumed: load the same state in every process." in message
+    assert "If only rank 1 resumed, load the same state in every process." in message
     assert "reshard" not in message
 
 

@@ -358,6 +358,14 @@ def test_other_weights_are_another_job_within_an_epoch() -> None:
     loader(weights=pd.Series(WEIGHTS)).load_state_dict(one.state_dict())
 
 
+def test_second_iteration_without_set_epoch_warns() -> None:
+    """Without set_epoch, the draws stay the same, which nobody wants who passes weights."""
+    one = loader()
+    assert len([*one]) == len(one)
+    with pytest.warns(UserWarning, match=r"set_epoch\(\) was not called"):
+        next(iter(one))
+
+
 def test_repr_of_a_loader_counts_draws() -> None:
     assert "batches: 4 draws each" in repr(loader())
 

@@ -402,12 +402,13 @@ def compare(described: Mapping[int, Description]) -> None:
         epochs, numbers = zip(*(process.done for process in named.values()), strict=True)
         if len(set(epochs)) == 1 and len(set(numbers)) > 1:
             ahead = [name for name, process in named.items() if process.done[1] > min(numbers)]
-            advice += (
-                f" To go back to the last step that all of them have done, call "
-                f"loader.reshard(batches_done={min(numbers)}) on {enumerated(kind, ahead)}."
-                if min(numbers)
-                else f" Only {enumerated(kind, ahead)} resumed: load the same state in every process."
-            )
+            if min(numbers):
+                advice += (
+                    f" To go back to the last step that all of them have done, call "
+                    f"loader.reshard(batches_done={min(numbers)}) on {enumerated(kind, ahead)}."
+                )
+            else:  # after a restart, going back would repeat batches that the loaded model was trained on
+                advice += f" If only {enumerated(kind, ahead)} resumed, load the same state in every process."
         raise disagreement("The ranks of this job don't agree:", problems, advice)
 
 

@@ -32,6 +32,7 @@ from annbatch_distributed.core.rows import Rows, runs
 from annbatch_distributed.core.sharding import Contiguous, Independent, Shuffled, ordered
 from annbatch_distributed.core.state import Position
 from annbatch_distributed.core.stream import Pass
+from annbatch_distributed.core.units import EachRow
 from annbatch_distributed.core.values import Int64Array, integers, plural
 from annbatch_distributed.core.worker import hidden_worker
 
@@ -360,6 +361,8 @@ class Epochs:
         """Return True if every rank has the same rows in the next epoch."""
         sharding = self.config.sharding
         if plan.n_dropped and self.config.rotates:
+            return False
+        if not isinstance(self.config.units, EachRow):  # the next epoch has other sets or draws
             return False
         if isinstance(sharding, Contiguous | Independent | Shuffled):
             return not isinstance(sharding, Shuffled)

@@ -26,6 +26,7 @@ from annbatch_distributed.checks import Description, Gather, Read, Reading, Tall
 from annbatch_distributed.core.epochs import StepSelection
 from annbatch_distributed.core.state import Position
 from annbatch_distributed.core.stream import Pass
+from annbatch_distributed.core.units import EachRow
 from annbatch_distributed.core.values import BOUND, integer, plural
 from annbatch_distributed.cursor import Cursor
 from annbatch_distributed.loader.callers import refuse_dispatch
@@ -34,6 +35,7 @@ from annbatch_distributed.loader.waiting import Waits
 from annbatch_distributed.ranks import DistInfo, Placement
 from annbatch_distributed.reports import EpochPlan
 from annbatch_distributed.sampler import DistributedSampler, cursor_of
+from annbatch_distributed.weights import Weights
 
 
 class StepCounter:
@@ -238,8 +240,8 @@ class BaseLoader(Waits, IterableDataset, ABC):  # type: ignore[type-arg]  # with
         """Batches and prefetching, for messages; without asking for the rank."""
         config, is_known = self._cursor.epochs.config, self._cursor.rank_source.is_known
         size = (self._sampler.batch_size if is_known else config.batch_size) or 0
-        units = config.units.identity
-        noun = "draw" if "weights" in units else "set" if units else "row"
+        units = config.units
+        noun = "draw" if isinstance(units, Weights) else "row" if isinstance(units, EachRow) else "set"
         each = f"{plural(size, noun)} each, remainder={config.remainder!r}"
         return f"{each}, prefetching {plural(self._prefetch, 'load request')}"
 
