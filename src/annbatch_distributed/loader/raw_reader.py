@@ -66,7 +66,7 @@ def read(array: AsyncArray[Any], parts: Iterable[Part], out: npt.NDArray[Any]) -
     columns = (0,) * (out.ndim - 1)
     store: Any = array.store_path.store  # a LocalStore
     folder = str(store.root / array.store_path.path)  # a Path for each shard takes longer than reading
-    for shards in batched(of_shards.items(), _MOST_FILES, strict=False):
+    for shards in batched(of_shards.items(), _MOST_FILES):
         reads = list[_Read]()
         with ExitStack() as opened:
             for number, own in shards:
