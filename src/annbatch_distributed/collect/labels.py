@@ -1,7 +1,8 @@
 """Labels: the columns of ``obs`` of all files, in common dtypes and with the same categories.
 
 A column has numbers, booleans, or labels, which are strings. Nothing is rounded, and two values are the same label only
-if they are of the same text: the number 1.0 and the string "1" are, the strings "1" and "1.0" aren't.
+if they are of the same text: the number 1.0 and the string "1" are, the strings "1" and "1.0" aren't. Booleans never
+become labels, even if some are missing, since the string "False" is true.
 """
 
 from __future__ import annotations
@@ -26,6 +27,8 @@ _MOST_EXAMPLES = 3
 _LIKE_MISSING = {"", "n/a", "na", "nan", "none", "null", "unassigned", "unknown"}
 #: Largest integer up to which floats hold each one.
 _MOST_EXACT = 2**53
+#: Labels of values that are booleans if they are in a column of booleans.
+_BOOLEANS = {"True": True, "False": False, "1": True, "0": False}
 
 #: For each column, its labels that are replaced, and by which; None stands for a missing value.
 type Spellings = Mapping[str, Mapping[str, str | None]]
@@ -35,7 +38,7 @@ def replace_labels(obs: pd.DataFrame, spellings: Spellings, na_values: Sequence[
     """Replace labels in place, first by other spellings, then by missing values; return those that ``obs`` had."""
     replaced = set[tuple[str, str]]()
     for name in obs:
-        is_text = not (_has_numbers(obs[name]) or pd.api.types.is_bool_dtype(obs[name].dtype))
+        is_text = not (_has_numbers(obs[name]) or _has_booleans(obs[name]))
         if not is_text and name not in spellings:
             continue
         own = _as_labels(obs[name])
@@ -78,6 +81,7 @@ def unite(tables: Sequence[pd.DataFrame], files: Sequence[str]) -> tuple[list[pd
         n_files = sum(part is not None for part in parts)
         where = "" if n_files == len(parts) else f", in only {n_files:,} of {plural(len(parts), 'file')}"
         n_cells = f"missing in {plural(n_missing, 'cell')}" if n_missing else "none missing"
+        kind = kind if n_missing < sum(map(len, columns)) else "no values"
         lines.append(f"{name}: {kind}{where}, {n_cells}")
     if problems:
         raise Problems(*problems)
@@ -98,12 +102,13 @@ def _united(parts: Sequence[pd.Series[Any] | None], lengths: Sequence[int]) -> t
 
     A ValueError if it has no common dtype.
     """
-    # a file without values says nothing about the dtype
-    columns = [part for part in parts if part is not None and part.notna().any()]
+    declared = [part for part in parts if part is not None]
+    # a file without values says nothing about the dtype, unless no file has any
+    columns = [part for part in declared if part.notna().any()]
     is_whole = all(
         part.notna().all() if part is not None else not length for part, length in zip(parts, lengths, strict=True)
     )
-    if all(_has_numbers(column) for column in columns or [part for part in parts if part is not None]):
+    if all(map(_has_numbers, columns or declared)):
         dtype: Any = _dtype_of_numbers(columns, is_whole=is_whole)
         return [
             pd.Series(np.nan, range(length)).astype(dtype).array
@@ -111,12 +116,15 @@ def _united(parts: Sequence[pd.Series[Any] | None], lengths: Sequence[int]) -> t
             else part.astype(dtype).array
             for part, length in zip(parts, lengths, strict=True)
         ], "numbers"
-    if is_whole and all(pd.api.types.is_bool_dtype(column.dtype) for column in columns):
-        return [np.zeros(0, bool) if part is None else part.to_numpy(bool) for part in parts], "booleans"
+    if any(map(_has_booleans, columns or declared)):
+        booleans = [_as_booleans(part, length) for part, length in zip(parts, lengths, strict=True)]
+        return [one.to_numpy(bool) if is_whole else one for one in booleans], "booleans"
     own = [None if part is None else _as_labels(part) for part in parts]
     known = [part for part in own if part is not None and len(part.categories)]
     lists = [part.categories.tolist() for part in known]
-    if all(one == lists[0] for one in lists):
+    if not lists:
+        categories, is_ordered = [], False
+    elif all(one == lists[0] for one in lists):
         categories, is_ordered = lists[0], all(part.ordered for part in known)
     else:
         used = (part.remove_unused_categories().categories for part in known)
@@ -144,7 +152,8 @@ def _dtype_of_numbers(columns: Sequence[pd.Series[Any]], *, is_whole: bool) -> A
         return common
     least, most = min(int(column.min()) for column in integers), max(int(column.max()) for column in integers)
     has_floats = len(integers) < len(columns)
-    if (has_floats or not is_whole) and least >= -_MOST_EXACT and most <= _MOST_EXACT:
+    is_nullable = any(hasattr(column.dtype, "numpy_dtype") for column in integers)
+    if (has_floats or not (is_whole or is_nullable)) and least >= -_MOST_EXACT and most <= _MOST_EXACT:
         return np.dtype(np.float64)  # with NaN, as pandas does
     floats = [column.dropna() for column, dtype in zip(columns, dtypes, strict=True) if dtype.kind == "f"]
     if not all((column % 1 == 0).all() and (abs(column) <= _MOST_EXACT).all() for column in floats):
@@ -156,6 +165,18 @@ def _dtype_of_numbers(columns: Sequence[pd.Series[Any]], *, is_whole: bool) -> A
         if np.iinfo(dtype).min <= least and most <= np.iinfo(dtype).max:
             return np.dtype(dtype) if is_whole else pd.api.types.pandas_dtype(nullable)
     raise ValueError("negative numbers and whole numbers above 2**63 have no common dtype that holds all digits")
+
+
+def _as_booleans(column: pd.Series[Any] | None, length: int) -> Any:  # noqa: ANN401 a nullable array of pandas
+    """Return a column as booleans; a ValueError if it has other values than those, 0 and 1, or their texts."""
+    if column is None:
+        return pd.array([pd.NA] * length, dtype="boolean")
+    own = _as_labels(column).remove_unused_categories()
+    if others := [label for label in own.categories if label not in _BOOLEANS]:
+        raise ValueError(f"booleans and values such as {few(others, _MOST_EXAMPLES, ' and ')} have no common dtype")
+    # the code -1 of missing values takes the last place, which the mask hides
+    values = np.array([*(_BOOLEANS[label] for label in own.categories), False])[own.codes]
+    return pd.arrays.BooleanArray(values, own.isna())
 
 
 def _as_labels(column: pd.Series[Any]) -> pd.Categorical:
@@ -186,8 +207,12 @@ def _recoded(column: pd.Categorical, places: Sequence[int], categories: Sequence
     return pd.Categorical.from_codes(codes, list(categories), ordered=is_ordered)
 
 
+def _has_booleans(column: pd.Series[Any]) -> bool:
+    return bool(pd.api.types.is_bool_dtype(column.dtype))
+
+
 def _has_numbers(column: pd.Series[Any]) -> bool:
-    return pd.api.types.is_numeric_dtype(column) and not pd.api.types.is_bool_dtype(column.dtype)
+    return pd.api.types.is_numeric_dtype(column) and not _has_booleans(column)
 
 
 def _warnings(labels: Mapping[str, Sequence[str]]) -> Iterator[str]:
