@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from itertools import chain
 from typing import TYPE_CHECKING, Any
 
 import annbatch
@@ -137,6 +138,28 @@ def test_anndata_and_annbatch_read_what_is_stored(tmp_path: Path) -> None:
     batches = [batch["X"] for batch in loader]
     assert {batch.dtype for batch in batches} == {np.dtype(np.uint8)}
     assert sum(batch.shape[0] for batch in batches) == 64
+
+
+def test_annbatch_adds_files_to_a_collection(tmp_path: Path) -> None:
+    """annbatch adds files to a collection of collect as to its own, and all cells are read and resumed."""
+    first, second = counts(40, 6, 0), counts(30, 6, 1) + 300  # of which the stored uint8 holds none
+    cells_of("b", second, GENES[:6]).write_h5ad(tmp_path / "b.h5ad")
+    collect(file_of(tmp_path, first), tmp_path / "cells.zarr", tell=quiet)
+    DatasetCollection(tmp_path / "cells.zarr").add_adatas([tmp_path / "b.h5ad"], shuffle_chunk_size=10)
+    opened = DatasetCollection(tmp_path / "cells.zarr", mode="r")
+    values, obs = collected(opened)
+    assert len(obs) == 70
+    for name, own in (("cells", first), ("b", second)):
+        np.testing.assert_array_equal(values.loc[[f"{name}-{row}" for row in range(len(own))]], own)
+    loader = annbatch.Loader(batch_size=16, chunk_size=16, preload_nchunks=2, preload_to_gpu=False)
+    assert sum(batch["X"].shape[0] for batch in loader.use_collection(opened)) == 70
+    options: dict[str, Any] = {"dist_info": Rank(0, 1), "batch_size": 8}
+    killed = StatefulLoader.from_collection(opened, **options)
+    read = [batch["obs"].index for batch, _ in zip(killed, range(4), strict=False)]
+    resumed = StatefulLoader.from_collection(opened, **options)
+    resumed.load_state_dict(killed.state_dict(batches_done=4))
+    read += [batch["obs"].index for batch in resumed]
+    assert sorted(chain(*read)) == sorted(obs.index)
 
 
 @pytest.fixture(params=["sparse", "dense"])

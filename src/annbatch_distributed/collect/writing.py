@@ -80,12 +80,12 @@ def write_collection(
             tell(line)
         unfinished = folder / "cells"
         remove(unfinished)
-        collection = zarr.open_group(unfinished, mode="w", attributes={**V1_ENCODING})
+        # without consolidated metadata, with which annbatch could not add files to it
+        zarr.open_group(unfinished, mode="w", attributes={**V1_ENCODING})
         n_values, group_by = sum(part.n_values for part in every), options.group_by
         datasets = [*_datasets(unfinished, contents, parts, n_values, storage, group_by, n_bytes=n_bytes, seed=seed)]
         for _ in tqdm(run_each(write_dataset, datasets, executor), "datasets", len(datasets)):
             pass
-        zarr.consolidate_metadata(collection.store)
         unfinished.rename(out)
     tell(_result(out, contents, storage))
 
