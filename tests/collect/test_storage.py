@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+import math
 from itertools import chain
-from typing import TYPE_CHECKING, Any
+from pathlib import Path
+from tempfile import TemporaryDirectory
+from typing import Any
 
 import annbatch
 import anndata as ad
@@ -13,13 +16,13 @@ import pytest
 import scipy.sparse as sp
 import zarr
 from annbatch import DatasetCollection
+from hypothesis import given
+from hypothesis import strategies as st
 
 from annbatch_distributed import AlignedLoader, Rank, StatefulLoader, suggest_sizes
 from annbatch_distributed.collect import Problems, collect
+from annbatch_distributed.collect import values as values_of_files
 from tests.collect.test_files import GENES, cells_of, collected, counts, quiet
-
-if TYPE_CHECKING:
-    from pathlib import Path
 
 
 def file_of(folder: Path, values: Any, name: str = "cells") -> Path:
@@ -61,6 +64,54 @@ def test_counts_are_stored_in_smallest_dtype(most: float, dtype: str, stored: st
     assert (f"yield as {dtype}" in lines[-1]) == (stored != dtype)
     loader = StatefulLoader.from_collection(collection, dist_info=Rank(0, 1), batch_size=16)
     assert {batch["X"].dtype for batch in loader} == {np.dtype(dtype)}
+
+
+#: Values that some dtypes hold and others round: counts, values that are not integers, and negative ones.
+ODD_VALUES: list[list[float]] = [
+    [1, 255, 2**24 + 1, 2**31, 2**53 + 1, 2**63 + 1, 2.0**60],
+    [0.1, 0.5, float(np.float32(0.1)), math.inf],
+    [-1, -(2**24) - 1, -(2**53) - 1, -0.1],
+]
+DTYPES = ["uint8", "int16", "int64", "uint64", "float32", "float64"]
+
+
+def holds(dtype: str, value: float) -> bool:
+    """Return True if a dtype holds a value exactly."""
+    with np.errstate(all="ignore"):
+        return bool(np.array([value]).astype(dtype)[0].item() == value)
+
+
+@st.composite
+def files_of_one_kind(draw: st.DrawFn) -> list[tuple[str, list[float]]]:
+    """The dtype of each file, and some values of one kind that it holds."""
+    odd = draw(st.sampled_from(ODD_VALUES))
+    files = []
+    for dtype in draw(st.lists(st.sampled_from(DTYPES), min_size=1, max_size=3)):
+        fitting = [value for value in odd if holds(dtype, value)]
+        files.append((dtype, draw(st.lists(st.sampled_from(fitting), max_size=3)) if fitting else []))
+    return files
+
+
+@given(files=files_of_one_kind())
+def test_no_value_is_rounded(files: list[tuple[str, list[float]]]) -> None:
+    """Whatever dtypes files have, and wherever their values are, all of them are stored and yielded as they are."""
+    with TemporaryDirectory() as folder, pytest.MonkeyPatch.context() as patch:
+        patch.setattr(values_of_files, "_N_SAMPLED", 1)  # rows 0, 3 and 6 of 7
+        expected: dict[str, float] = {}
+        for number, (dtype, own) in enumerate(files):
+            column = np.zeros((7, 1), dtype)
+            column[[1, 2, 4][: len(own)], 0] = own
+            cells_of(str(number), column, GENES[:1]).write_h5ad(f"{folder}/{number}.h5ad")
+            expected |= {f"{number}-{row}": value.item() for row, value in enumerate(column[:, 0])}
+        try:
+            collection = collect(sorted(Path(folder).glob("*.h5ad")), f"{folder}/cells.zarr", tell=quiet)
+        except Problems as problems:
+            assert "integers must be below 2**53 in files of different dtypes" in str(problems)  # noqa: PT017
+            return
+        stored, _ = collected(collection)
+        yielded = stored.astype(stored_in(collection).attrs.get("file_dtype", stored.dtypes.iloc[0]))
+        for values in (stored, yielded):
+            assert values[GENES[0]].to_dict() == expected
 
 
 def test_chosen_dtype_is_stored(tmp_path: Path) -> None:

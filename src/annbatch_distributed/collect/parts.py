@@ -58,7 +58,7 @@ class Statistics(NamedTuple):
 
     kind: Kind | None
     most: float
-    """Largest value."""
+    """Largest absolute value."""
     n_values: int
     """Number of values that aren't 0."""
     n_nan: int
@@ -121,9 +121,11 @@ def _written(part: Part) -> Statistics | Problems:
         rows = f"cells {part.start:,} to {part.stop - 1:,}"
         return Problems(f"{part.entry}: {rows} of {part.place} can't be read: {type(error).__name__}: {error}")
     data = block.data
+    # of Python, since numpy's -(-128) is -128 as int8
+    most = max(np.nanmax(data, initial=0).item(), -np.nanmin(data, initial=0).item())
     statistics = Statistics(
         kind_of(data),
-        min(np.nanmax(data, initial=0).item(), sys.float_info.max),  # JSON has no infinity
+        min(most, sys.float_info.max),  # JSON has no infinity
         len(data),
         int(np.isnan(data).sum()) if data.dtype.kind == "f" else 0,
         int((data < 0).sum()),

@@ -32,7 +32,7 @@ from annbatch_distributed.collect.jobs import executor_of, run_each
 from annbatch_distributed.collect.parts import Part, Statistics, jobs_for, parts_of, smallest, summary, write_parts
 from annbatch_distributed.collect.problems import Problems
 from annbatch_distributed.collect.values import Kind
-from annbatch_distributed.core.values import Int64Array, plural
+from annbatch_distributed.core.values import Int64Array, few, plural
 
 #: Largest integer up to which float32 holds each one.
 _MOST_FLOAT32 = 2**24
@@ -74,7 +74,7 @@ def write_collection(
         statistics = _write_parts(contents.files, parts, executor, tell, are_chosen=[*layer] != ["X"])
         check_kinds(contents.files, [_largest(own) for own in statistics])
         every = [*chain.from_iterable(statistics)]
-        stored, file_dtype = _dtypes(contents.files, every, dtype)
+        stored, file_dtype = _dtypes([file.dtype for file in contents.files], statistics, dtype)
         storage = Storage(stored, file_dtype, compression, _is_dense(contents.files, every, stored))
         for line in contents.lines:
             tell(line)
@@ -149,21 +149,32 @@ def _largest(statistics: Sequence[Statistics]) -> Kind | None:
 
 
 def _dtypes(
-    files: Sequence[File], statistics: Sequence[Statistics], dtype: str | None
+    dtypes: Sequence[np.dtype[Any]], statistics: Sequence[Sequence[Statistics]], dtype: str | None
 ) -> tuple[np.dtype[Any], np.dtype[Any]]:
-    """Return the dtype to store, the smallest for counts unless ``dtype`` is another, and the dtype of the files."""
-    are_counts, most = _largest(statistics) in (None, Kind.COUNTS), max(part.most for part in statistics)
+    """Return the dtype to store, the smallest for counts unless ``dtype`` is another, and the dtype of the files.
+
+    ``dtypes`` and ``statistics`` are those of each file.
+    """
+    every = [*chain.from_iterable(statistics)]
+    are_counts, most = _largest(every) in (None, Kind.COUNTS), max(part.most for part in every)
     # a file whose values are all 0 says nothing
-    dtypes = {file.dtype for file in files if file.kind is not None} or {file.dtype for file in files}
-    if len(dtypes) == 1:
-        file_dtype = dtypes.pop()
-    elif are_counts and most > _MOST_FLOAT64:
-        raise Problems(f"counts must be below 2**53 in files of different dtypes, got {int(most):,}. Leave files out")
+    of_values = {own for own, parts in zip(dtypes, statistics, strict=True) if _largest(parts) is not None}
+    different = of_values or {*dtypes}
+    if len(different) == 1:
+        (file_dtype,) = different
     elif are_counts:
         file_dtype = np.dtype(np.float32 if most <= _MOST_FLOAT32 else np.float64)
     else:
-        file_dtype = np.result_type(*dtypes)
+        file_dtype = np.result_type(*different)
     if dtype is None:
+        integers = [
+            part.most for own, parts in zip(dtypes, statistics, strict=True) if own.kind in "iu" for part in parts
+        ]
+        if file_dtype.kind == "f" and max(integers, default=0) > _MOST_FLOAT64:
+            raise Problems(
+                f"integers must be below 2**53 in files of different dtypes, got {int(max(integers)):,} and "
+                f"{few(sorted(map(str, different)), 10)}. Leave files out"
+            )
         return smallest(most, file_dtype) if are_counts else file_dtype, file_dtype
     chosen = np.dtype(dtype)
     exact = {"float32": _MOST_FLOAT32, "float64": _MOST_FLOAT64}
