@@ -137,7 +137,10 @@ def test_files_without_cells_or_genes(tmp_path: Path) -> None:
 def test_sheets_of_spreadsheets_are_read(tmp_path: Path) -> None:
     """Spaces around names, a byte order mark and tabs are no part of a sheet; repeated columns are refused."""
     file_of(tmp_path / "a.h5ad", donor=["x"] * 6)
-    for name, text in (("a.csv", "\ufeffpath, donor\na.h5ad, D1\n"), ("a.tsv", "path\tdonor\na.h5ad\tD1\n")):
+    for name, text in (
+        ("a.csv", "\ufeffpath, donor,\na.h5ad , D1 ,\n"),
+        ("a.tsv", "path\tdonor\tage\na.h5ad\tD1\n"),
+    ):
         (tmp_path / name).write_text(text)
         lines: list[str] = []
         obs = collect(tmp_path / name, tmp_path / f"{name}.zarr", tell=lines.append).obs()
@@ -145,10 +148,30 @@ def test_sheets_of_spreadsheets_are_read(tmp_path: Path) -> None:
         assert "donor: from the sample sheet, not from obs, in 1 file" in lines
     for text, message in (
         ("path,donor,donor\na.h5ad,x,y\n", "the columns of a sample sheet must be different"),
-        ("path;donor\na.h5ad;x\n", "must have a column path, got path;donor"),
-        ("path,donor\na.h5ad,x,y\n", "can't be read as a sample sheet"),
+        ("path;donor\na.h5ad;x\n", "a sample sheet must be separated by commas, got 'path;donor'"),
+        ("path,,donor\na.h5ad,x,y\n", "column 2 of a sample sheet must have a name"),
+        ("path,CD4/CD8\na.h5ad,x\n", "must not have a column CD4/CD8, which zarr can't store. Rename it in the sheet"),
+        ("path,src_path\na.h5ad,x\n", "must not have a column src_path, which a collection uses"),
+        ("path,counts\na.h5ad,x\n", "has no x, but X. Name one of these with layer, or in the column counts"),
+        ("path,donor\na.h5ad,x,y\n", "can't be read as a sample sheet: .* Put values with commas in quotes"),
         ("", "can't be read as a sample sheet"),
     ):
         (tmp_path / "b.csv").write_text(text)
         with pytest.raises(Problems, match=message):
             collect(tmp_path / "b.csv", tmp_path / "cells.zarr", tell=quiet)
+
+
+def test_files_of_labels_are_exact(tmp_path: Path) -> None:
+    """Blanks are part of a label to replace, and a line with a comma too many is refused."""
+    file, labels = file_of(tmp_path / "a.h5ad", type=["B ", "B", " B", "T", "T", "T"]), tmp_path / "labels.csv"
+    labels.write_text("column,from,to\ntype,B ,B\ntype, B,B\ntype,T\n")
+    obs = collect(file, tmp_path / "cells.zarr", labels=labels, tell=quiet).obs()
+    assert obs["type"].value_counts(dropna=False).to_dict() == {"B": 3, np.nan: 3}
+    for text, message in (
+        ("column,from,to\ntype,B,T,\n", "can't be read as a file of labels: .* Put values with commas in quotes"),
+        ("column;from;to\ntype;B;T\n", "a file of labels must be separated by commas"),
+        ("column,from\ntype,B\n", "labels: must have the columns column, from and to, got no to"),
+    ):
+        labels.write_text(text)
+        with pytest.raises(Problems, match=message):
+            collect(file, tmp_path / "more.zarr", labels=labels, tell=quiet)

@@ -25,7 +25,9 @@ def run(options: Namespace) -> int:
     """Write the collection, and print its contents."""
     if "://" in options.out:
         raise CommandError(f"--out {options.out}: must be a local folder. Copy the collection to the store afterwards")
-    out = Path(options.out)
+    out, rename = Path(options.out), dict(options.rename)
+    if several := sorted({f"{old}={new}" for old, new in options.rename if rename[old] != new}):
+        raise CommandError(f"--rename: a column must have one new name, got another one in {', '.join(several)}")
     try:
         with warnings.catch_warnings(action="ignore"):  # of anndata and zarr; the command prints its own
             write_collection(
@@ -33,7 +35,7 @@ def run(options: Namespace) -> int:
                 out,
                 options=Options(
                     obs=options.obs,
-                    rename=dict(options.rename),
+                    rename=rename,
                     labels=spellings_of(options.labels),
                     na_values=options.na_values,
                     make_unique=options.make_unique,

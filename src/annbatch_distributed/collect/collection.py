@@ -11,10 +11,10 @@ import pandas as pd
 
 from annbatch_distributed.collect.contents import Options
 from annbatch_distributed.collect.datasets import COMPRESSORS, DTYPES
-from annbatch_distributed.collect.entries import AnyPath
+from annbatch_distributed.collect.entries import AnyPath, read_table
 from annbatch_distributed.collect.problems import Problems, in_arguments
 from annbatch_distributed.collect.writing import write_collection
-from annbatch_distributed.core.values import few, integer
+from annbatch_distributed.core.values import integer
 
 if TYPE_CHECKING:
     from annbatch import DatasetCollection
@@ -177,16 +177,13 @@ def spellings_of(labels: AnyPath | pd.DataFrame | None) -> dict[str, dict[str, s
     """Return the labels of each column that are replaced, and by which; an empty one stands for a missing value."""
     if labels is None:
         return {}
-    try:
-        table = labels if isinstance(labels, pd.DataFrame) else pd.read_csv(labels, dtype=str, keep_default_na=False)
-        pairs = [
-            (str(column), str(old), None if pd.isna(new) else str(new) or None)
-            for column, old, new in zip(table["column"], table["from"], table["to"], strict=True)
-        ]
-    except KeyError as error:
-        raise Problems(f"--labels: must have the columns column, from and to, got {few([*table], 10)}") from error
-    except (OSError, ValueError) as error:  # ValueError is the base of pandas' errors
-        raise Problems(f"--labels {labels}: can't be read: {error}") from error
+    table = labels if isinstance(labels, pd.DataFrame) else read_table(Path(labels), "a file of labels", strip=False)
+    if missing := [name for name in ("column", "from", "to") if name not in table]:
+        raise Problems(f"--labels: must have the columns column, from and to, got no {' and '.join(missing)}")
+    pairs = [
+        (str(column), str(old), None if pd.isna(new) else str(new) or None)
+        for column, old, new in zip(table["column"], table["from"], table["to"], strict=True)
+    ]
     spellings: dict[str, dict[str, str | None]] = {}
     for column, old, new in pairs:
         if spellings.setdefault(column, {}).setdefault(old, new) != new:

@@ -20,6 +20,13 @@ from annbatch_distributed.core.values import few
 type AnyPath = str | PathLike[str]
 
 _SHEETS = ".csv", ".tsv"
+#: Names of columns that a collection can't have, and why.
+_RESERVED = {
+    "_index": "which anndata uses for obs_names",
+    "src_path": "which a collection uses for the file of each cell",
+}
+#: Names that zarr can't store.
+_NO_KEYS = "", ".", "..", "zarr.json"
 
 
 @dataclass(frozen=True)
@@ -53,6 +60,11 @@ def entries_of(files: Sequence[AnyPath], places: Sequence[str]) -> list[Entry]:
     return entries
 
 
+def why_no_column(name: str) -> str:
+    """Return why a collection can't have a column of ``obs`` with this name; an empty string if it can."""
+    return _RESERVED.get(name, "which zarr can't store" if "/" in name or name in _NO_KEYS else "")
+
+
 def short_names(entries: Sequence[Entry]) -> list[str]:
     """Return a name for each file: its stem, or the parts of its path that differ from other paths.
 
@@ -84,14 +96,37 @@ def _entry(text: str, places: Sequence[str], labels: dict[str, str] | None = Non
     return Entry(Path(path if is_named else text), modality if is_named else None, tuple(places), labels or {})
 
 
-def _of_sheet(sheet: Path, places: Sequence[str]) -> list[Entry]:
-    separator = "\t" if sheet.suffix == ".tsv" else ","
-    options = {"dtype": str, "keep_default_na": False, "skipinitialspace": True, "encoding": "utf-8-sig"}
+def read_table(path: Path, noun: str, *, strip: bool) -> pd.DataFrame:
+    """Read a table of strings, whose first line has the names of the columns; ``strip`` removes blanks around them.
+
+    Raises Problems if it can't be read.
+    """
+    separator, described = ("\t", "tabs") if path.suffix == ".tsv" else (",", "commas")
     try:
-        lines = pd.read_csv(sheet, sep=separator, header=None, index_col=False, **options)
+        # the names as a line of their own, since pandas would move the columns if other lines had more fields
+        lines = pd.read_csv(
+            path,
+            sep=separator,
+            header=None,
+            dtype=str,
+            keep_default_na=False,
+            skipinitialspace=strip,
+            encoding="utf-8-sig",
+        ).fillna("")  # of lines with fewer fields
     except (OSError, ValueError) as error:  # ValueError is the base of pandas' errors
-        raise Problems(f"{sheet}: can't be read as a sample sheet: {error}") from error
-    table = lines[1:].set_axis([name.strip() for name in lines.iloc[0]], axis="columns").reset_index(drop=True)
+        hint = ". Put values with commas in quotes" if isinstance(error, pd.errors.ParserError) else ""
+        raise Problems(f"{path}: can't be read as {noun}: {str(error).strip()}{hint}") from error
+    lines = lines.apply(lambda column: column.str.strip()) if strip else lines
+    names = [name.strip() for name in lines.iloc[0]]
+    if len(names) == 1 and any(mark in names[0] for mark in ",;\t"):
+        raise Problems(f"{path}: {noun} must be separated by {described}, got {names[0]!r}")
+    table = lines[1:].set_axis(names, axis="columns").reset_index(drop=True)
+    # spreadsheets write empty columns
+    return table.loc[:, [bool(name) or (table.iloc[:, at] != "").any() for at, name in enumerate(names)]]
+
+
+def _of_sheet(sheet: Path, places: Sequence[str]) -> list[Entry]:
+    table = read_table(sheet, "a sample sheet", strip=True)  # "02 " and "02" are the same donor
     if problems := [*_problems_of(sheet, table)]:
         raise Problems(*problems)
     labels = table.drop(columns=["path", "counts"], errors="ignore")
@@ -110,6 +145,10 @@ def _problems_of(sheet: Path, table: pd.DataFrame) -> Iterator[str]:
         yield f"{sheet}: a sample sheet must have a column path, got {few([*table], 10)}"
     elif table.columns.has_duplicates:
         yield f"{sheet}: the columns of a sample sheet must be different, got {few([*table], 10)}"
+    elif "" in table:
+        yield f"{sheet}: column {[*table].index('') + 1} of a sample sheet must have a name, got none"
+    elif refused := [f"{name}, {why}" for name in table if (why := why_no_column(name))]:
+        yield from (f"{sheet}: a sample sheet must not have a column {one}. Rename it in the sheet" for one in refused)
     elif not len(table):
         yield f"{sheet}: a sample sheet must have a line for each file, got none"
     elif (table["path"] == "").any():

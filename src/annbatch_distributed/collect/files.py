@@ -16,7 +16,7 @@ import numpy as np
 import pandas as pd
 import zarr
 
-from annbatch_distributed.collect.entries import Entry
+from annbatch_distributed.collect.entries import Entry, why_no_column
 from annbatch_distributed.collect.problems import Problems
 from annbatch_distributed.collect.values import Kind, is_sparse, kind_of, sampled, shape_of
 from annbatch_distributed.core.values import few
@@ -24,15 +24,8 @@ from annbatch_distributed.core.values import few
 #: A group of h5py or zarr, or an array of one.
 type Node = Any
 
-#: Names of columns that a collection can't have, and why.
-_RESERVED = {
-    "_index": "which anndata uses for obs_names",
-    "src_path": "which a collection uses for the file of each cell",
-}
 #: Dtypes of values for those that SciPy or PyTorch has no sparse matrices of.
 _IN_PLACE_OF = {"float16": "float32", "bool": "uint8"}
-#: Names that zarr can't store.
-_NO_KEYS = "", ".", "..", "zarr.json"
 
 
 class File(NamedTuple):
@@ -121,7 +114,10 @@ def _inspected(entry: Entry, group: Node, columns: Sequence[str] | None, rename:
     problems = list[str]()
     if place is None:
         wanted = " or ".join(entry.places)
-        problems.append(f"{entry}: has no {wanted}, but {_all([*places.values()])}. Name one of these with --layer")
+        problems.append(
+            f"{entry}: has no {wanted}, but {_all([*places.values()])}. Name one of these with --layer, "
+            "or in the column counts of the sample sheet"
+        )
     tables = _tables(entry, group)
     own_names = _columns_of(tables["obs"])
     renamed = [rename.get(name, name) for name in own_names]
@@ -129,8 +125,7 @@ def _inspected(entry: Entry, group: Node, columns: Sequence[str] | None, rename:
     for name in kept:
         if renamed.count(name) > 1:
             problems.append(f"{entry}: obs has two columns {name} after --rename. Leave one out")
-        if "/" in name or name in _RESERVED or name in _NO_KEYS:
-            why = _RESERVED.get(name, "which zarr can't store")
+        if why := why_no_column(name):
             problems.append(
                 f"{entry}: obs must not have a column {name}, {why}. Rename it, as in --rename "
                 f"{shlex.quote(name)}=NEW, or choose columns with --obs"

@@ -84,10 +84,15 @@ def write_collection(
         zarr.open_group(unfinished, mode="w", attributes={**V1_ENCODING})
         n_values, group_by = sum(part.n_values for part in every), options.group_by
         datasets = [*_datasets(unfinished, contents, parts, n_values, storage, group_by, n_bytes=n_bytes, seed=seed)]
-        for _ in tqdm(run_each(write_dataset, datasets, executor), "datasets", len(datasets)):
+        for _ in _bar(run_each(write_dataset, datasets, executor), "datasets", len(datasets)):
             pass
         unfinished.rename(out)
     tell(_result(out, contents, storage))
+
+
+def _bar[Item](items: Iterator[Item], name: str, n_items: int) -> Iterator[Item]:
+    """Show a bar on a terminal; in a log, it would be mixed with the lines."""
+    return iter(tqdm(items, name, n_items, disable=None))
 
 
 def _n_bytes(memory: str) -> int:
@@ -129,7 +134,7 @@ def _write_parts(
     for number, file in enumerate(files):
         if not n_left[number]:  # a file without cells
             tell(summary(file, [], is_chosen=are_chosen or file.place != "X"))
-    for part, result in tqdm(write_parts([*number_of], executor), "files", len(number_of)):
+    for part, result in _bar(write_parts([*number_of], executor), "files", len(number_of)):
         if isinstance(result, Problems):
             problems += result.args
             continue
