@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import gzip
+import re
 from typing import TYPE_CHECKING, Any
 
 import anndata as ad
@@ -134,6 +136,46 @@ def test_files_without_cells_or_genes(tmp_path: Path) -> None:
         collect(tmp_path / "empty.h5ad", tmp_path / "more.zarr", tell=quiet)
 
 
+@pytest.mark.parametrize(
+    ("content", "message"),
+    [
+        (gzip.compress(b"cells"), "it is compressed as a whole. Run gunzip"),
+        (b"PK\x03\x04...", "it is a zip archive. Run unzip"),
+        (b"version https://git-lfs.github.com/spec/v1\noid sha256:1", "pointer of Git LFS, not the data"),
+        (b"\n<!DOCTYPE html><html>", "it is a web page or XML, not the data"),
+        (b'{"message": "expired"}', "it is JSON, such as an error of a server"),
+        (b"", "it is empty, not the data. Download the file again"),
+        (b"\x89HDF but cut off", "OSError"),
+    ],
+)
+def test_other_content_is_described(content: bytes, message: str, tmp_path: Path) -> None:
+    (tmp_path / "a.h5ad").write_bytes(content)
+    with pytest.raises(Problems, match=f"a.h5ad: can't be read as h5ad: .*{re.escape(message)}"):
+        collect(tmp_path / "a.h5ad", tmp_path / "cells.zarr", tell=quiet)
+
+
+@pytest.mark.parametrize(
+    ("keys", "message"),
+    [
+        (["matrix", "row_attrs/Gene", "col_attrs/CellID"], "It is a loom file: read it with anndata.io.read_loom()"),
+        (["matrix/barcodes", "matrix/features/id"], "It is a 10x file: read it with scanpy.read_10x_h5()"),
+        (["GRCh38/barcodes", "GRCh38/genes"], "It is a 10x file: read it with scanpy.read_10x_h5()"),
+        (["assays/RNA/counts", "cell.names"], "It is an h5Seurat file: convert it in R"),
+        (["table/values"], "Write it with anndata"),
+    ],
+)
+def test_other_layouts_are_described(keys: list[str], message: str, tmp_path: Path) -> None:
+    with h5py.File(tmp_path / "a.h5ad", "w") as file:
+        for key in keys:
+            file[key] = np.zeros(2)
+    with pytest.raises(Problems, match=f"has no obs and var, but .*{re.escape(message)}"):
+        collect(tmp_path / "a.h5ad", tmp_path / "cells.zarr", tell=quiet)
+    (tmp_path / "run" / "matrix.mtx.gz").parent.mkdir()
+    (tmp_path / "run" / "matrix.mtx.gz").touch()
+    with pytest.raises(Problems, match=r"it is a folder of 10x. Read it with scanpy.read_10x_mtx\(\)"):
+        collect(tmp_path / "run", tmp_path / "cells.zarr", tell=quiet)
+
+
 def test_sheets_of_spreadsheets_are_read(tmp_path: Path) -> None:
     """Spaces around names, a byte order mark and tabs are no part of a sheet; repeated columns are refused."""
     file_of(tmp_path / "a.h5ad", donor=["x"] * 6)
@@ -151,7 +193,6 @@ def test_sheets_of_spreadsheets_are_read(tmp_path: Path) -> None:
         ("path;donor\na.h5ad;x\n", "a sample sheet must be separated by commas, got 'path;donor'"),
         ("path,,donor\na.h5ad,x,y\n", "column 2 of a sample sheet must have a name"),
         ("path,CD4/CD8\na.h5ad,x\n", "must not have a column CD4/CD8, which zarr can't store. Rename it in the sheet"),
-        ("path,src_path\na.h5ad,x\n", "must not have a column src_path, which a collection uses"),
         ("path,counts\na.h5ad,x\n", "has no x, but X. Name one of these with layer, or in the column counts"),
         ("path,donor\na.h5ad,x,y\n", "can't be read as a sample sheet: .* Put values with commas in quotes"),
         ("", "can't be read as a sample sheet"),

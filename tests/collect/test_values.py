@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from io import BytesIO
 from typing import TYPE_CHECKING, Any
 
 import anndata as ad
@@ -14,7 +15,16 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from annbatch_distributed.collect import values as module
-from annbatch_distributed.collect.values import Kind, blocks_of, is_csc, kind_of, read_block, sampled, shape_of
+from annbatch_distributed.collect.values import (
+    Kind,
+    blocks_of,
+    dtype_of,
+    is_csc,
+    kind_of,
+    read_block,
+    sampled,
+    shape_of,
+)
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -58,6 +68,25 @@ def test_blocks_have_every_row_once(
         )
     elif form == "dense":
         assert all(stop - start <= max(1, n_bytes // (4 * n_columns)) for start, stop in blocks)
+
+
+@pytest.mark.parametrize(
+    ("stored", "dtype"), [(">f4", "f4"), (">f8", "f8"), (">i2", "i2"), (">u4", "u4"), (">f2", "f4"), ("f2", "f4")]
+)
+def test_values_of_any_byte_order_are_read(stored: str, dtype: str) -> None:
+    """Values of each dtype that files have are read in one that SciPy and PyTorch have sparse matrices of."""
+    whole = matrix(9, 5, 0.5, 0)
+    with h5py.File(BytesIO(), "w") as file:
+        for form, of_form in FORMS.items():
+            ad.io.write_elem(file, form, of_form(whole))
+            place = form if form == "dense" else f"{form}/data"
+            values, attributes = file[place][:].astype(stored), dict(file[place].attrs)
+            del file[place]
+            file.create_dataset(place, data=values).attrs.update(attributes)
+            block = read_block(file[form], 0, 9)
+            assert block.dtype.str == np.dtype(dtype).str
+            assert dtype_of(sampled(file[form]).dtype) == block.dtype
+            np.testing.assert_array_equal(block.toarray(), whole)
 
 
 def test_columns_are_read_piece_by_piece(monkeypatch: pytest.MonkeyPatch) -> None:

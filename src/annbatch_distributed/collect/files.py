@@ -17,15 +17,13 @@ import pandas as pd
 import zarr
 
 from annbatch_distributed.collect.entries import Entry, why_no_column
+from annbatch_distributed.collect.formats import hint_of_keys, hint_of_path
 from annbatch_distributed.collect.problems import Problems
-from annbatch_distributed.collect.values import Kind, is_sparse, kind_of, sampled, shape_of
+from annbatch_distributed.collect.values import Kind, dtype_of, is_sparse, kind_of, sampled, shape_of
 from annbatch_distributed.core.values import few
 
 #: A group of h5py or zarr, or an array of one.
 type Node = Any
-
-#: Dtypes of values for those that SciPy or PyTorch has no sparse matrices of.
-_IN_PLACE_OF = {"float16": "float32", "bool": "uint8"}
 
 
 class File(NamedTuple):
@@ -38,7 +36,7 @@ class File(NamedTuple):
     """Columns of ``obs`` that are kept."""
     genes: pd.Index[Any]
     dtype: np.dtype[Any]
-    """Dtype of its values; float32 for float16, which SciPy has no sparse matrices of, and uint8 for booleans."""
+    """Dtype in which its values are read."""
     is_dense: bool
     """True for a dense matrix, False for a sparse one."""
     kind: Kind | None
@@ -57,19 +55,13 @@ class File(NamedTuple):
 def opened(entry: Entry) -> Iterator[Node]:
     """Open a file, or a modality of it, as a group; raises Problems if it can't be read."""
     path = entry.path
-    is_gzip = False
+    if not path.exists():
+        raise Problems(f"{entry}: no such file")
     try:
-        if not path.exists():
-            raise Problems(f"{entry}: no such file")
-        if not path.is_dir():
-            with path.open("rb") as file:
-                is_gzip = file.read(2) == b"\x1f\x8b"
         whole: Node = zarr.open_group(path, mode="r") if path.is_dir() else h5py.File(path, "r")
-    except Problems:
-        raise
     except Exception as error:  # zarr and h5py raise many types for damaged data
-        hint = f". It is compressed as a whole: run gunzip {shlex.quote(str(path))}" if is_gzip else ""
-        raise Problems(f"{entry}: can't be read as h5ad: {type(error).__name__}: {error}{hint}") from error
+        hint = hint_of_path(path) or f"{type(error).__name__}: {error}"
+        raise Problems(f"{entry}: can't be read as h5ad: {hint}") from error
     try:
         yield _modality(entry, whole)
     finally:
@@ -86,8 +78,9 @@ def _modality(entry: Entry, whole: Node) -> Node:
             )
         return whole["mod"][entry.modality]
     if "obs" not in whole or "var" not in whole:
-        hint = "It is a 10x file: read it with scanpy.read_10x_h5" if "matrix" in whole else "Write it with anndata"
-        raise Problems(f"{entry}: can't be read as h5ad: it has no obs and var, but {_all([*whole])}. {hint}")
+        raise Problems(
+            f"{entry}: can't be read as h5ad: it has no obs and var, but {_all([*whole])}. {hint_of_keys(whole)}"
+        )
     return whole
 
 
@@ -158,7 +151,7 @@ def _inspected(entry: Entry, group: Node, columns: Sequence[str] | None, rename:
         place=place,
         obs=obs,
         genes=genes,
-        dtype=np.dtype(_IN_PLACE_OF.get(str(some.dtype), some.dtype)),
+        dtype=dtype_of(some.dtype),
         is_dense=not is_sparse(values),
         kind=kind_of(some),
         columns=[*dict.fromkeys([*renamed, *entry.labels])],

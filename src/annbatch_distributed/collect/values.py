@@ -67,6 +67,16 @@ def shape_of(values: Node) -> tuple[int, ...]:
     return tuple(map(int, shape))
 
 
+def dtype_of(dtype: np.dtype[Any]) -> np.dtype[Any]:
+    """Return the dtype in which values are read, for those that SciPy or PyTorch has no sparse matrices of.
+
+    >>> dtype_of(np.dtype("float16")), dtype_of(np.dtype(">i4"))
+    (dtype('float32'), dtype('int32'))
+    """
+    native = dtype.newbyteorder("=")
+    return np.dtype({"float16": np.float32, "bool": np.uint8}.get(str(native), native))
+
+
 def sampled(values: Node) -> npt.NDArray[Any]:
     """Return some values of a matrix: at its beginning, in its middle and at its end."""
     stored = values["data"] if is_sparse(values) else values
@@ -103,9 +113,7 @@ def read_block(values: Node, start: int, stop: int) -> sp.csr_matrix:
     """Return the rows ``[start, stop)``; a ValueError if the matrix is damaged."""
     _, n_columns = shape_of(values)
     if not is_sparse(values):
-        dense = np.asarray(values[start:stop])
-        # SciPy has no sparse matrices of float16
-        return sp.csr_matrix(dense.astype(np.float32) if dense.dtype == np.float16 else dense)
+        return sp.csr_matrix(_read(values, slice(start, stop)))
     n_values = int(values["data"].shape[0])
     if (last := int(values["indptr"][-1])) != n_values:
         raise ValueError(f"indptr must end with the number of values, {n_values:,}, got {last:,}")
@@ -114,11 +122,16 @@ def read_block(values: Node, start: int, stop: int) -> sp.csr_matrix:
     else:
         bounds = np.asarray(values["indptr"][start : stop + 1], dtype=np.int64)
         entries = slice(int(bounds[0]), int(bounds[-1]))
-        arrays = values["data"][entries], values["indices"][entries], bounds - bounds[0]
+        arrays = _read(values["data"], entries), values["indices"][entries], bounds - bounds[0]
         block = sp.csr_matrix(arrays, shape=(stop - start, n_columns))
     block.check_format(full_check=True)
     block.sum_duplicates()
     return block
+
+
+def _read(array: Node, entries: slice) -> npt.NDArray[Any]:
+    read = np.asarray(array[entries])
+    return read.astype(dtype_of(read.dtype), copy=False)
 
 
 def _rows_of_columns(values: Node, start: int, stop: int) -> sp.csr_matrix:
@@ -136,5 +149,5 @@ def _pieces(values: Node, bounds: npt.NDArray[np.int64], start: int, stop: int) 
         own = np.flatnonzero((rows >= start) & (rows < stop))
         # columns of 3 1 2 entries have the bounds 0 3 4 6: entries 2 3 4 are of columns 0 1 2
         columns = (np.searchsorted(bounds, first + own, side="right") - 1).astype(np.int32)
-        data = np.asarray(values["data"][first : first + _N_ENTRIES])
+        data = _read(values["data"], slice(first, first + _N_ENTRIES))
         yield rows[own] - start, columns, data[own]
