@@ -139,7 +139,7 @@ def test_files_without_cells_or_genes(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("content", "message"),
     [
-        (gzip.compress(b"cells"), "it is compressed as a whole. Run gunzip"),
+        (gzip.compress(b"cells", mtime=0), "it is compressed as a whole. Run gunzip"),
         (b"PK\x03\x04...", "it is a zip archive. Run unzip"),
         (b"version https://git-lfs.github.com/spec/v1\noid sha256:1", "pointer of Git LFS, not the data"),
         (b"\n<!DOCTYPE html><html>", "it is a web page or XML, not the data"),

@@ -153,6 +153,8 @@ def _add_collect(parser: _Parser) -> None:
         "the genes of all files (default: outer, if there are shared genes)"
     )
     add("--join", choices=["outer", "inner"], help=join)
+    types = 'Types of features to keep, by the column feature_types of var, such as "Gene Expression" (default: all)'
+    add("--feature-types", nargs="+", action="extend", metavar="TYPE", help=types)
     columns = "Columns of obs to keep (default: all); columns of a sample sheet are always kept"
     add("--obs", nargs="+", action="extend", metavar="COLUMN", help=columns)
     rename = "New names of columns of obs"

@@ -41,6 +41,7 @@ def run(options: Namespace) -> int:
                     make_unique=options.make_unique,
                     group_by=options.group_by and [*dict.fromkeys(options.group_by)],
                     join=options.join,
+                    feature_types=options.feature_types,
                 ),
                 layer=options.layer or ("X",),
                 memory=options.memory,

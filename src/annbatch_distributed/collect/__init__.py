@@ -1,7 +1,8 @@
 """The room ``collect``: writes one annbatch collection of files with different layouts, genes and columns.
 
 1. ``entries`` are the files that a user names, one by one or in a sample sheet.
-2. ``files`` inspects each of them, element by element, and ``values`` some of its values.
+2. ``files`` inspects each of them, element by element, and ``values`` some of its values; ``formats`` says what other
+   files are.
 3. ``contents`` combines all files: ``genes`` their genes, and ``labels`` their columns of ``obs``. All problems that
    are known by now are one error, before any file is read to its end.
 4. ``parts`` writes the values in blocks to a folder next to the collection.

@@ -26,6 +26,7 @@ def collect(
     *,
     layer: str | Sequence[str] = ("X",),
     join: Literal["outer", "inner"] | None = None,
+    feature_types: Sequence[str] | None = None,
     obs: Sequence[str] | None = None,
     rename: Mapping[str, str] | None = None,
     labels: AnyPath | pd.DataFrame | None = None,
@@ -79,6 +80,9 @@ def collect(
     join
         ``"outer"`` keeps the genes of any file, with 0 for genes that a file lacks; ``"inner"`` keeps the shared genes.
         None is ``"outer"``, but raises if no gene is in all files (default).
+    feature_types
+        Types of features to keep, by the column ``feature_types`` of ``var``, such as ``"Gene Expression"``. None keeps
+        all, as genes (default). Files without this column keep all features.
     obs
         Columns of ``obs`` to keep. None keeps all (default). Columns of a sample sheet are always kept. A column that a
         file lacks is missing in its cells.
@@ -152,6 +156,7 @@ def collect(
                 make_unique=make_unique,
                 group_by=_listed(group_by),
                 join=join,
+                feature_types=_listed(feature_types),
             ),
             layer=_listed(layer) or ["X"],
             memory=memory,

@@ -13,7 +13,7 @@ import pandas as pd
 
 from annbatch_distributed.collect.entries import Entry, short_names, unique
 from annbatch_distributed.collect.files import File, inspected
-from annbatch_distributed.collect.genes import choose_genes, numbered
+from annbatch_distributed.collect.genes import choose_genes, named, var_of
 from annbatch_distributed.collect.labels import Spellings, check_groups, replace_labels, unite
 from annbatch_distributed.collect.problems import Problems
 from annbatch_distributed.collect.values import Kind
@@ -30,6 +30,7 @@ class Options(NamedTuple):
     make_unique: bool
     group_by: Sequence[str] | None
     join: str | None
+    feature_types: Sequence[str] | None
 
 
 class Contents(NamedTuple):
@@ -39,9 +40,9 @@ class Contents(NamedTuple):
     obs: list[pd.DataFrame]
     """Names and labels of the cells of each file."""
     genes: list[pd.Index[Any]]
-    """Names of the genes of each file."""
-    kept_genes: list[str]
-    """Names of the genes of the collection."""
+    """Names of the genes of each file, as in ``var``; None for genes that are left out."""
+    var: pd.DataFrame
+    """Names and labels of the genes of the collection."""
     lines: list[str]
     """Lines about genes and columns."""
 
@@ -54,7 +55,7 @@ def inspect(entries: Sequence[Entry], options: Options) -> Contents:
     kept = None if options.obs is None else [*options.obs, *of_sheet]
     for entry in entries:
         with _noted(problems):
-            files.append(inspected(entry, columns=kept, rename=options.rename))
+            files.append(_with_shared_var(inspected(entry, columns=kept, rename=options.rename), files))
     for option, columns in (("--group-by", options.group_by or ()), ("--labels", options.labels)):
         if kept is not None and (not_kept := [name for name in columns if name not in kept]):
             problems.append(f"{option}: columns must be kept, got {', '.join(not_kept)}. Add them to --obs")
@@ -63,11 +64,13 @@ def inspect(entries: Sequence[Entry], options: Options) -> Contents:
     problems += _problems_of(files, options)
     with _noted(problems):
         check_kinds(files, [file.kind for file in files])
-    genes, lines = numbered(files)
-    kept_genes, tables = list[str](), [file.obs for file in files]
+    genes: list[pd.Index[Any]] = []
+    var, lines, tables = pd.DataFrame(), list[str](), [file.obs for file in files]
     with _noted(problems):
+        genes, lines = named(files, options.feature_types)
         kept_genes, about_genes = choose_genes(files, genes, options.join)
-        lines += about_genes
+        var, about_ids = var_of(files, genes, kept_genes)
+        lines += [*about_genes, *about_ids]
     replaced = [replace_labels(table, options.labels, options.na_values) for table in tables]
     with _noted(problems):
         tables, about_columns = unite(tables, [str(file.entry) for file in files])
@@ -83,7 +86,12 @@ def inspect(entries: Sequence[Entry], options: Options) -> Contents:
         lines.append(f"not collected: {', '.join(texts)}")
     if options.make_unique:
         _renamed(tables, short_names(entries))
-    return Contents(files, tables, genes, kept_genes, lines)
+    return Contents(files, tables, genes, var, lines)
+
+
+def _with_shared_var(file: File, others: Sequence[File]) -> File:
+    """Return a file with the ``var`` of another one if it is equal, since thousands of files have the same genes."""
+    return next((file._replace(var=other.var) for other in others if other.var.equals(file.var)), file)
 
 
 @contextmanager

@@ -24,6 +24,8 @@ from annbatch_distributed.core.values import few
 
 #: A group of h5py or zarr, or an array of one.
 type Node = Any
+#: Encodings of anndata that strings may have.
+_STRINGS = {"string-array", "nullable-string-array", "categorical"}
 
 
 class File(NamedTuple):
@@ -34,7 +36,8 @@ class File(NamedTuple):
     """Place of the values that are collected: ``X``, ``raw``, or ``layer NAME``."""
     obs: pd.DataFrame
     """Columns of ``obs`` that are kept."""
-    genes: pd.Index[Any]
+    var: pd.DataFrame
+    """Names of its genes, and the columns of ``var`` that are strings."""
     dtype: np.dtype[Any]
     """Dtype in which its values are read."""
     is_dense: bool
@@ -49,6 +52,11 @@ class File(NamedTuple):
     """Columns of ``obs`` that the sample sheet replaces."""
     others: list[str]
     """Parts that are not collected, such as layers and ``obsm``."""
+
+    @property
+    def genes(self) -> pd.Index[Any]:
+        """Names of its genes."""
+        return self.var.index
 
 
 @contextmanager
@@ -133,7 +141,8 @@ def _inspected(entry: Entry, group: Node, columns: Sequence[str] | None, rename:
             obs[name] = pd.Categorical([entry.labels[name]] * len(cells))
         else:
             obs[name] = _column(entry, tables["obs"], own_names[renamed.index(name)])
-    genes = _names_of(tables["raw" if place == "raw" else "var"])
+    of_genes = tables["raw" if place == "raw" else "var"]
+    genes = _names_of(of_genes)
     values = values_at(group, place)
     if is_sparse(values) and not {"data", "indices", "indptr"} <= {*values}:
         raise Problems(f"{entry}: {place} must have data, indices and indptr, got {_all([*values])}")
@@ -150,7 +159,7 @@ def _inspected(entry: Entry, group: Node, columns: Sequence[str] | None, rename:
         entry=entry,
         place=place,
         obs=obs,
-        genes=genes,
+        var=pd.DataFrame(_strings_of(of_genes), index=genes, dtype=object),
         dtype=dtype_of(some.dtype),
         is_dense=not is_sparse(values),
         kind=kind_of(some),
@@ -194,6 +203,22 @@ def _columns_of(table: Any) -> list[str]:  # noqa: ANN401 a group or a DataFrame
 def _names_of(table: Any) -> pd.Index[Any]:  # noqa: ANN401 a group or a DataFrame
     names: Any = table.index if isinstance(table, pd.DataFrame) else ad.io.read_elem(table[table.attrs["_index"]])
     return pd.Index([str(name) for name in names], dtype=object)
+
+
+def _strings_of(table: Any) -> dict[str, Any]:  # noqa: ANN401 a group or a DataFrame
+    """Return the columns of a table that are strings, or categories that are strings."""
+    columns = dict[str, Any]()
+    for name in _columns_of(table):
+        if isinstance(table, pd.DataFrame):
+            column = table[name].array
+        elif str(table[name].attrs.get("encoding-type")) in _STRINGS:
+            column = ad.io.read_elem(table[name])
+        else:
+            continue
+        kind = pd.Series(column)
+        if pd.api.types.infer_dtype(getattr(column, "categories", kind), skipna=True) in {"string", "empty"}:
+            columns[name] = kind.astype(object).to_numpy()
+    return columns
 
 
 def _column(entry: Entry, table: Any, name: str) -> Any:  # noqa: ANN401 a group or a DataFrame

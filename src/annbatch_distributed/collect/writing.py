@@ -109,7 +109,7 @@ def _result(out: Path, contents: Contents, storage: Storage) -> str:
     """Return a line about the collection."""
     n_cells, n_files = sum(map(len, contents.obs)), len(contents.files)
     size = sum(path.stat().st_size for path in out.rglob("*") if path.is_file())
-    shape = f"{plural(n_cells, 'cell')} of {plural(n_files, 'file')}, {plural(len(contents.kept_genes), 'gene')}"
+    shape = f"{plural(n_cells, 'cell')} of {plural(n_files, 'file')}, {plural(len(contents.var), 'gene')}"
     stored = f"stored as {'dense ' if storage.is_dense else ''}{storage.dtype}"
     if storage.dtype != storage.file_dtype:
         stored += (
@@ -216,10 +216,10 @@ def _datasets(
     # indices of a CSR matrix in memory have 4 bytes
     row_bytes = 8 + n_values / n_cells * (storage.dtype.itemsize + 4)
     if storage.is_dense:
-        row_bytes = len(contents.kept_genes) * storage.dtype.itemsize
+        row_bytes = len(contents.var) * storage.dtype.itemsize
     n_rows = max(SLICE, int(n_bytes / (PEAK * row_bytes)))
 
-    var = pd.DataFrame(index=pd.Index(contents.kept_genes, dtype=object))
+    var = contents.var
     # files with the same genes share their places
     numbers: dict[tuple[str, ...], int] = {}
     genes_of = [numbers.setdefault(tuple(genes), len(numbers)) for genes in contents.genes]
