@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 import anndata as ad
 import h5py
+import mudata
 import numpy as np
 import pandas as pd
 import pytest
@@ -44,7 +45,7 @@ def study(tmp_path: Path) -> dict[str, Any]:
     truth: dict[str, Any] = {}
 
     one = counts(30, 12, 1)
-    genes = [*GENES[:10], "gene1", "gene1"]
+    genes = [*GENES[:10], "twice", "twice"]
     a = cells_of("a", one.astype("int32"), genes, stage=pd.Categorical([*"lmh"] * 10, [*"lmh"], ordered=True))
     a.obs["type"], a.obs["id"] = pd.Categorical(["T cell", "B cell", None] * 10), np.arange(30) + 2**60 + 1
     a.uns["seen"] = 1
@@ -52,7 +53,7 @@ def study(tmp_path: Path) -> dict[str, Any]:
     with h5py.File(tmp_path / "a.h5ad", "r+") as file:
         for place in ("uns/other", "obsm/other", "layers/other"):
             file.create_group(place).attrs.update({"encoding-type": "of-others", "encoding-version": "1"})
-    truth["a"] = pd.DataFrame(one, a.obs_names, [*GENES[:10], "gene1-1", "gene1-2"])
+    truth["a"] = pd.DataFrame(one, a.obs_names, [*GENES[:10], "twice", "twice-1"])
 
     two = counts(20, 8, 2)
     b = cells_of("b", np.log1p(two), GENES[:8], celltype=["Tcell", "B cell"] * 10, sex=["female"] * 20)
@@ -119,7 +120,7 @@ def test_sheet_of_a_study_is_one_collection(study: dict[str, Any], tmp_path: Pat
     assert obs["id"].isna().sum() == 45
     text = "\n".join(lines)
     assert "WARNING: " in text
-    assert "a.h5ad: 1 gene name repeated (gene1), and are numbered, such as gene1 and gene1-1" in text
+    assert "1 gene name of several genes (twice), which are numbered, such as twice and twice-1" in text
     assert re.findall(r"float32, from (.*)|int32, from (.*)", text) != []
     loader = StatefulLoader.from_collection(collection, dist_info=Rank(0, 1), batch_size=16)
     batch = next(iter(loader))
@@ -230,6 +231,32 @@ def test_zarr_folders_and_modalities_are_files(tmp_path: Path) -> None:
     whole = pd.concat(expected.values())
     assert (read.loc[whole.index, whole.columns] == whole).all(axis=None)
     assert sorted(obs["src_path"].unique()) == files
+
+
+@pytest.mark.parametrize("suffix", ["h5mu", "zarr"])
+def test_labels_of_all_modalities_are_kept(suffix: str, tmp_path: Path) -> None:
+    """Labels that muon has for all modalities are columns of a modality, by the names of its cells."""
+    rna = cells_of("x", counts(20, 5, 0), GENES[:5], n_counts=np.arange(20))
+    protein = cells_of("x", counts(20, 3, 1), ["p1", "p2", "p3"])[[*range(19, 4, -1)]].copy()
+    both = mudata.MuData({"rna": rna, "protein": protein})
+    assert both.obs_names[0] == "x-0"
+    both.obs = both.obs.iloc[:18].reindex(both.obs_names).assign(kind=pd.Categorical([*"ab"] * 10), flag=[True] * 20)
+    both.write(tmp_path / "study.h5mu") if suffix == "h5mu" else both.write_zarr(tmp_path / "study.zarr")
+    labels = both.obs["kind"]
+    for modality, n_cells in (("rna", 20), ("protein", 15)):
+        collection = collect(f"{tmp_path}/study.{suffix}#{modality}", tmp_path / f"{modality}.zarr", tell=quiet)
+        obs = collection.obs()
+        assert {*obs} == {"kind", "flag", "src_path", *(["n_counts"] if modality == "rna" else [])}
+        assert len(obs) == n_cells
+        assert obs["kind"].to_dict() == labels[obs.index].to_dict()
+        assert obs["flag"].dtype == bool
+    if suffix == "h5mu":
+        with h5py.File(tmp_path / "study.h5mu", "r+") as file:
+            names = ad.io.read_elem(file["obs"]).index.to_numpy(dtype=object)
+            ad.io.write_elem(file["obs"], file["obs"].attrs["_index"], np.where(names == "x-0", "x-1", names))
+        with pytest.raises(Problems, match="obs of all modalities must have each cell of the modality once"):
+            collect(f"{tmp_path}/study.h5mu#rna", tmp_path / "twice.zarr", tell=quiet)
+        assert collect(f"{tmp_path}/study.h5mu#rna", tmp_path / "own.zarr", obs="n_counts", tell=quiet).obs().shape
 
 
 def test_counts_of_different_dtypes_become_float32(tmp_path: Path) -> None:

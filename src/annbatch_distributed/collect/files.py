@@ -120,7 +120,8 @@ def _inspected(entry: Entry, group: Node, columns: Sequence[str] | None, rename:
             "or in the column counts of the sample sheet"
         )
     tables = _tables(entry, group)
-    own_names = _columns_of(tables["obs"])
+    of_modality = _columns_of(tables["obs"])
+    own_names = [*of_modality, *_labels_of_all(entry, group, of_modality)]
     renamed = [rename.get(name, name) for name in own_names]
     kept = [name for name in dict.fromkeys([*renamed, *entry.labels]) if columns is None or name in columns]
     for name in kept:
@@ -140,7 +141,9 @@ def _inspected(entry: Entry, group: Node, columns: Sequence[str] | None, rename:
         if name in entry.labels:
             obs[name] = pd.Categorical([entry.labels[name]] * len(cells))
         else:
-            obs[name] = _column(entry, tables["obs"], own_names[renamed.index(name)])
+            own = own_names[renamed.index(name)]
+            is_own = own in of_modality
+            obs[name] = _column(entry, tables["obs"], own) if is_own else _column_of_all(entry, group, own, cells)
     of_genes = tables["raw" if place == "raw" else "var"]
     genes = _names_of(of_genes)
     values = values_at(group, place)
@@ -203,6 +206,33 @@ def _columns_of(table: Any) -> list[str]:  # noqa: ANN401 a group or a DataFrame
 def _names_of(table: Any) -> pd.Index[Any]:  # noqa: ANN401 a group or a DataFrame
     names: Any = table.index if isinstance(table, pd.DataFrame) else ad.io.read_elem(table[table.attrs["_index"]])
     return pd.Index([str(name) for name in names], dtype=object)
+
+
+def _all_modalities(entry: Entry, group: Node) -> Node:
+    """Return the h5mu file or zarr folder of a modality."""
+    return group.file if isinstance(group, h5py.Group) else zarr.open_group(entry.path, mode="r")
+
+
+def _labels_of_all(entry: Entry, group: Node, own: Sequence[str]) -> list[str]:
+    """Return the columns of ``obs`` of all modalities that a modality lacks."""
+    if entry.modality is None or "obs" not in (whole := _all_modalities(entry, group)):
+        return []
+    # muon writes the column n of the modality rna as rna:n, too
+    copies = tuple(f"{modality}:" for modality in whole["mod"])
+    return [name for name in _columns_of(whole["obs"]) if not name.startswith(copies) and name not in own]
+
+
+def _column_of_all(entry: Entry, group: Node, name: str, cells: pd.Index[Any]) -> Any:  # noqa: ANN401 an array
+    """Return the values of the cells of a modality in a column of all modalities."""
+    table = _all_modalities(entry, group)["obs"]
+    names = _names_of(table)
+    places = np.zeros(0, int) if names.has_duplicates else names.get_indexer(cells)
+    if len(places) != len(cells) or (places < 0).any():
+        raise Problems(
+            f"{entry}: obs of all modalities must have each cell of the modality once. Run update() on the MuData and "
+            "write it again, or choose other columns with --obs"
+        )
+    return pd.Series(_column(entry, table, name)).array[places]
 
 
 def _strings_of(table: Any) -> dict[str, Any]:  # noqa: ANN401 a group or a DataFrame
