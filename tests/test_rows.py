@@ -158,10 +158,10 @@ def test_rows_of_any_number_stay_small() -> None:
 
 
 def test_rows_expand_in_bounded_arrays() -> None:
-    """Rows are expanded in arrays of at most 2**20 rows."""
+    """Rows are expanded in arrays of at most 2**18 rows."""
     rows = Rows((range(2_000_000, 3_500_000), range(1_000_000)))
     parts = list(rows.arrays())
-    assert max(map(len, parts)) == 1 << 20
+    assert max(map(len, parts)) == 1 << 18
     expected = np.r_[2_000_000:3_500_000, :1_000_000]
     assert np.array_equal(np.concatenate(parts), expected)
     values = np.arange(3_500_000, dtype=np.int32)

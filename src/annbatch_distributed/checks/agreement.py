@@ -5,7 +5,7 @@
 2. Every process receives the descriptions of all processes.
 3. Each process compares them, which is arithmetic, so all raise the same error or none. The rows that a process read
    must be its planned rows, and the shards of all ranks must add up to the selected rows, without dropped rows and with
-   repeated rows.
+   repeated rows. Each rank sums a part of the selected rows, so that no rank sums more rows than it reads.
 
 Rows are compared by a :class:`Tally`, a sum of mixed row indices (:func:`rows.mixed_sum`). The sum doesn't depend on
 the order of the rows, and the sums of ranks add up to the sum of the job. Different rows have the same sum with a
@@ -38,6 +38,7 @@ from annbatch_distributed.core.plan import Plan
 from annbatch_distributed.core.rows import Rows, mixed_sum
 from annbatch_distributed.core.state import Position, bounded, flat
 from annbatch_distributed.core.stream import Pass
+from annbatch_distributed.core.units import EachRow
 from annbatch_distributed.core.values import BOUND, Int64Array, digest, few, integer, integers, plural
 from annbatch_distributed.core.wrapped import is_annbatchs_own, n_draws
 from annbatch_distributed.cursor import Cursor
@@ -216,7 +217,10 @@ class Description:
     done: tuple[int, int] = (0, 0)
     """Epoch, and the number of its batches (or steps of a mixture) that are done."""
     read: dict[str, Any] = field(default_factory=dict)
-    """Tallies of the rows that it has read, of its planned rows and of its shard; empty unless requested."""
+    """Tallies of the rows that it has read, of its planned rows, of its shard and of a part of the selected rows.
+
+    Empty unless requested.
+    """
     problem: str = ""
     """Error message if the process couldn't be described, else empty."""
 
@@ -489,15 +493,18 @@ class Reading:
         description, own = Description.of(job, cursor, n_obs, last.position, {}), cursor.epochs.own_lanes
         plan, sampler, remainder = last.plan, last.plan.config.sampler, last.plan.config.remainder
         # the planned batches, and their units: the sampler runs again, but no data is read
-        planned, whole = Tally(), Tally()
+        planned, whole, are_rows = Tally(), Tally(), isinstance(plan.config.units, EachRow)
         for numbers in last.batches():
-            whole.add(numbers)
             planned.add(plan.units.rows_of(numbers).rows)
+            if not are_rows:
+                whole.add(numbers)
+        whole = planned if are_rows else whole
         # the shards of this rank; a resumed epoch may have more or fewer streams than lanes: lane 1 of 2 checks streams
         # 1 and 3 of 4
         n_lanes = last.position.segments[-1].n_lanes
         streams = [stream for stream in range(plan.n_streams) if stream % n_lanes in own]
-        share = sum((_tally(plan.shard(stream).rows) for stream in streams), Tally())
+        shards = [plan.shard(stream) for stream in streams]
+        share = sum((_tally(shard.rows) for shard in shards), Tally())
         # all batches of these shards, including the batches before a resume
         of_shares = tuple(range(plan.first_number(stream), plan.first_number(stream + 1)) for stream in streams)
         if last.position.done:
@@ -509,7 +516,10 @@ class Reading:
                 "requires. Fix it, or pass remainder='drop', which requires only full batches. If it samples with "
                 "replacement, give it a method n_draws(n_rows) that returns the number of samples."
             )
-        tallies = {"read": Tally.of(read), "planned": planned, "share": share}
+        # the shards of all ranks add up to these parts: of 7 selected rows, ranks 0 and 1 of 2 sum 0:3 and 3:7
+        bounds = (len(plan.selected) * rank // job.world_size for rank in (job.rank, job.rank + 1))
+        due = sum((_tally(shard.repeated) for shard in shards), _tally(plan.selected.cut(*bounds)))
+        tallies = {"read": Tally.of(read), "planned": planned, "share": share, "due": due}
         of_rank = {name: tally.to_dict() for name, tally in tallies.items()}
         return cls(replace(description, read=of_rank | {"reads_share": share == whole}), plan, last.position)
 
@@ -586,11 +596,9 @@ def compare_readings(described: Mapping[int, Description], plan: Plan, position:
     # a rank of several processes counts once
     ranks = {process.rank: process.read for process in described.values()}.values()
     # sums over all ranks: the tally of all rows is the sum of the tallies of its parts
-    read, shares = (sum((Tally(**rank[name]) for rank in ranks), Tally()) for name in ("read", "share"))
-    if not problems and plan.n_draws is None:
-        repeated = (_tally(plan.shard(rank).repeated) for rank in range(plan.n_streams) if plan.n_repeated)
-        if shares + _tally(plan.dropped) != sum(repeated, _tally(plan.selected)):
-            problems = [f"the shards of all ranks, {plural(shares.n_rows, plan.units.noun)}, differ from the plan"]
+    read, shares, due = (sum((Tally(**rank[name]) for rank in ranks), Tally()) for name in ("read", "share", "due"))
+    if not problems and plan.n_draws is None and shares + _tally(plan.dropped) != due:
+        problems = [f"the shards of all ranks, {plural(shares.n_rows, plan.units.noun)}, differ from the plan"]
     if problems:
         masked = f" ({mask})" if (mask := _masked(plan)) else ""
         raise disagreement(f"The ranks have not read the planned rows in epoch {plan.epoch}{masked}:", problems)

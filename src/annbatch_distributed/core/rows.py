@@ -18,8 +18,10 @@ import numpy.typing as npt
 
 from annbatch_distributed.core.values import BOUND, Int64Array, IntArray, integer, integers, names_of
 
-#: Number of ranges that are formatted, and number of rows that are computed at a time.
-_SHOWN, _AT_ONCE = 8, 1 << 20
+#: Number of ranges that are formatted.
+_SHOWN = 8
+#: Number of rows that are computed at a time: 2 MB, which stay in the cache of a core. 2**20 rows take twice as long.
+_AT_ONCE = 1 << 18
 
 
 class Rows:
@@ -248,7 +250,7 @@ class Rows:
             yield expand(part.starts, part.stops)
 
     def mixed_sum(self) -> int:
-        """Return the :func:`mixed_sum` of these rows, in 10 to 15 ns per row."""
+        """Return the :func:`mixed_sum` of these rows, in 7 to 16 ns per row."""
         return sum(map(mixed_sum, self.arrays())) % 2**64
 
     def take[Value: np.generic](self, values: npt.NDArray[Value]) -> npt.NDArray[Value]:
