@@ -449,10 +449,8 @@ class EpochSets(EpochUnits):
         are_repeats = within >= np.repeat(np.array(n_own, dtype=np.int64), lengths)
         are_controls = np.zeros(len(rows), dtype=np.bool_)
         if sets.pools is not None:
-            controls = [np.arange(0)]
-            for number, own in zip(numbers.tolist(), places[1:], strict=True):
-                controls.append(self._control_places(number, sets.pool_of[own]))
-            rows = np.append(rows, sets.pools.rows.to_global(np.concatenate(controls)))
+            controls = self._control_places(numbers, which, sets.pool_of[np.concatenate(places)])
+            rows = np.append(rows, sets.pools.rows.to_global(controls))
             # controls follow their set: cells of the sets 0 0 0 1 1 and controls of 0 0 0 1 1 are sorted by the keys
             # 0 0 0 2 2 1 1 1 3 3, in the order 0 1 2 5 6 7 3 4 8 9
             order = np.argsort(np.append(2 * which, 2 * which + 1), kind="stable")
@@ -498,13 +496,31 @@ class EpochSets(EpochUnits):
         # chunks after the tail are moved by its length: with a tail 2:4, chunks 0 2 4 6 begin at 0 4 6 8
         return tail, starts + np.where(starts < tail, 0, n_left)
 
-    def _control_places(self, number: int, pools: npt.NDArray[np.unsignedinteger[Any]]) -> Int64Array:
-        """Return the positions of the controls of a set, one from the pool of each of its cells."""
-        rng, places = self._generator(1, number), np.empty(len(pools), dtype=np.int64)
-        # cells of the pools 1 0 1 have controls 0 and 2 from pool 1, and control 1 from pool 0
-        for pool in np.unique(pools):
-            of_pool = np.flatnonzero(pools == pool)
-            places[of_pool] = self._places_in_pool(rng, int(pool), len(of_pool))
+    def _control_places(
+        self, numbers: Int64Array, which: Int64Array, pools: npt.NDArray[np.unsignedinteger[Any]]
+    ) -> Int64Array:
+        """Return the positions of the controls of sets, one from the pool of each of their cells.
+
+        ``which`` is the index of each cell's set.
+        """
+        sets, places = self.sets, np.empty(len(pools), dtype=np.int64)
+        assert sets.pools is not None
+        n_pools = len(sets.pools.firsts) - 1
+        # (cells,): cells of the sets 0 0 0 1 and pools 1 0 1 0 have the keys 1 0 1 2 and the order 1 0 2 3, which has a
+        # part for each set and pool: 1, 0 2 and 3
+        keys = which * n_pools + pools
+        order = np.argsort(keys, kind="stable")
+        firsts = np.flatnonzero(np.diff(keys[order], prepend=-1))
+        # a set's generator differs in its counter only, and to set the counter is faster than to make a generator
+        rng = self._generator(1, 0)
+        state: Any = rng.bit_generator.state
+        last = -1
+        for own in np.split(order, firsts[1:]) if len(order) else ():
+            index, pool = divmod(int(keys[own[0]]), n_pools)
+            if index != last:
+                state["state"]["counter"][1] = numbers[index]
+                rng.bit_generator.state, last = state, index
+            places[own] = self._places_in_pool(rng, pool, len(own))
         return places
 
     def _places_in_pool(self, rng: np.random.Generator, pool: int, n_controls: int) -> Int64Array:

@@ -408,9 +408,9 @@ def placed(positions: IntArray, stops: Int64Array, ends: Int64Array) -> Int64Arr
     array([ 0, 10, 12])
     """
     # the index of each position's range, without a search if there is only one range: 0 1 1
-    which = 0 if len(ends) == 1 else np.searchsorted(ends, positions, side="right")
+    which: Any = 0 if len(ends) == 1 else np.searchsorted(ends, positions, side="right")
     # range 10:14 ends at position 7, so position 5 is row 5 + (14 - 7) = 12
-    rows: Int64Array = positions + (stops - ends)[which]
+    rows: Int64Array = positions + (stops[which] - ends[which])
     return rows
 
 
