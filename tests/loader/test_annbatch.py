@@ -14,6 +14,8 @@ import torch
 import zarr
 from annbatch import DatasetCollection, Loader
 from annbatch.samplers import RandomSampler
+from hypothesis import given
+from hypothesis import strategies as st
 
 from annbatch_distributed import DistributedSampler, Rank, StatefulLoader
 from annbatch_distributed.loader._annbatch import options_of, preloads_to_gpu, shapes_of
@@ -166,6 +168,18 @@ def test_its_sampler_is_a_distributed_one(wrong: Any) -> None:
     plain = Loader(**SIZES, preload_to_gpu=False).add_adata(cells())
     with pytest.raises(TypeError, match="must be a DistributedSampler"):
         StatefulLoader.from_loader(plain, batch_sampler=wrong)
+
+
+@pytest.mark.filterwarnings("ignore:Adding dataset with dtype")
+@given(st.lists(st.sampled_from(["float32", "float64", "int32"]), min_size=1, max_size=4), st.booleans())
+def test_datasets_share_dtypes_as_in_annbatch(dtypes: list[str], is_sparse: bool) -> None:
+    """A loader finds datasets of different dtypes in the same cases as annbatch, in whichever order they are added."""
+    plain = Loader(**SIZES, preload_to_gpu=False)
+    loader = StatefulLoader(batch_sampler=sampler(), preload_to_gpu=False)
+    for dtype in dtypes:
+        of_dtype = cells(is_sparse=is_sparse)
+        of_dtype.X = of_dtype.X.astype(dtype)
+        assert plain.add_adata(of_dtype)._dtypes_homogeneous == loader.add_adata(of_dtype)._dtypes_homogeneous
 
 
 def test_private_attributes_of_annbatch_exist(tmp_path: Path) -> None:

@@ -14,6 +14,7 @@ from collections.abc import Callable, Coroutine, Generator, Iterable, Iterator, 
 from contextlib import AbstractContextManager
 from importlib.util import find_spec
 from inspect import signature
+from itertools import islice
 from typing import TYPE_CHECKING, Any, Self
 
 import numpy as np
@@ -552,6 +553,12 @@ class StatefulLoader(EpochLoader, Loader[Any, Any]):
             self._file_dtype = n_datasets, file_dtype_of(self)
         return self._dtype or self._file_dtype[1]
 
+    def _datasets_share_dtype(self, datasets: list[Any]) -> bool:  # type: ignore[override]  # annbatch calls it on itself
+        """Return True if all datasets have the same dtypes; the last one is about to be added."""
+        # annbatch opens the arrays of all datasets whenever it adds one, but the earlier ones are known
+        ends = [datasets[0], datasets[-1]]
+        return len(datasets) < 2 or (self._dtypes_homogeneous and super()._datasets_share_dtype(ends))
+
     def _allocate_out(self, dataset_index_to_rows: Any) -> CSRContainer | npt.NDArray[Any]:  # noqa: ANN401 annbatch's own
         return has_room_for_pointers(super()._allocate_out(dataset_index_to_rows))
 
@@ -671,7 +678,7 @@ def _measured_in(collection: DatasetCollection) -> pd.DataFrame:
 
 def _warn_of_zarrs(collection: DatasetCollection) -> None:
     """Warn if zarrs would read a collection from object storage."""
-    for group in collection:
+    for group in islice(collection, 1):  # all datasets are in one store
         cells: Any = group["X"]
         array = cells if isinstance(cells, Array) else cells["data"]
         if zarrs_reader.is_far_by_zarrs(array.async_array):
@@ -682,7 +689,6 @@ def _warn_of_zarrs(collection: DatasetCollection) -> None:
                 UserWarning,
                 stacklevel=3,
             )
-            return
 
 
 def _number_dtype(dtype: str) -> np.dtype[Any]:
