@@ -15,7 +15,7 @@ from contextlib import AbstractContextManager
 from importlib.util import find_spec
 from inspect import signature
 from itertools import islice
-from typing import TYPE_CHECKING, Any, Self
+from typing import TYPE_CHECKING, Any, NamedTuple, Self
 
 import numpy as np
 import numpy.typing as npt
@@ -174,8 +174,8 @@ class StatefulLoader(EpochLoader, Loader[Any, Any]):
             )
         # by dataset number: names of the cells, which annbatch doesn't keep for datasets without columns of obs
         self._names: dict[int, pd.Index[Any]] = {}
-        # the number of datasets, and their identity, since progress bars call len() in each step
-        self._identified: tuple[int, dict[str, Any]] = (0, {})
+        # the number of datasets, the names of their cells, and their identity: progress bars call len() in each step
+        self._identified = _Identified(0, None, {})
         # the number of datasets, and the dtype of their files, which is asked for with each load request
         self._file_dtype: tuple[int, np.dtype[Any] | None] = (0, None)
 
@@ -454,17 +454,21 @@ class StatefulLoader(EpochLoader, Loader[Any, Any]):
     @property
     def _cells(self) -> tuple[pd.Index[Any], ...] | None:
         """Names of the cells of each dataset; None if a dataset has no names."""
-        known = self._names | {number: obs.index for number, obs in enumerate(obs_of(self))}
-        numbers = range(len(shapes_of(self)))
-        return tuple(known[number] for number in numbers) if known.keys() >= {*numbers} else None
+        return self._identity().cells
 
     @property
     def _collection(self) -> dict[str, Any]:
         """Identity of the datasets and their cells, as JSON."""
-        n_datasets = len(shapes_of(self))
-        if not self._identified[1] or self._identified[0] != n_datasets:
-            self._identified = n_datasets, collection_of(self, self._cells)
-        return self._identified[1]
+        return self._identity().collection
+
+    def _identity(self) -> _Identified:
+        n_datasets = len(data_in(self))
+        if not self._identified.collection or self._identified.n_datasets != n_datasets:
+            known = self._names | {number: obs.index for number, obs in enumerate(obs_of(self))}
+            has_names = known.keys() >= {*range(n_datasets)}
+            cells = tuple(known[number] for number in range(n_datasets)) if has_names else None
+            self._identified = _Identified(n_datasets, cells, collection_of(self, cells))
+        return self._identified
 
     def _annotated(self, cells: pd.DataFrame, columns: str | Sequence[str] | None) -> pd.DataFrame:
         """Return a table of rows with the dataset, name and columns of ``obs`` of each cell."""
@@ -616,6 +620,14 @@ def sampler_for(
         arguments = {"sharding": "shuffled" if shuffle else "contiguous", "sets": sets} | arguments
         sizes = sizes_of_sets(CellSets.checked(sets), seed, row_bytes=sum(row_bytes), **limits)
     return DistributedSampler(kind(**sizes), dist_info=dist_info, mask=mask, seed=seed, **arguments)
+
+
+class _Identified(NamedTuple):
+    """Names of the cells of some datasets, and their identity as JSON."""
+
+    n_datasets: int
+    cells: tuple[pd.Index[Any], ...] | None
+    collection: dict[str, Any]
 
 
 class _OneRequest(Sampler):
