@@ -73,8 +73,7 @@ class Grouped(NamedTuple):
 
     def digest(self) -> str:
         """Return a digest of the cells and their groups."""
-        parts = (self.rows.starts, self.rows.stops, self.firsts)
-        return digest(b"".join(part.tobytes() for part in parts))
+        return digest(*map(np.ascontiguousarray, (self.rows.starts, self.rows.stops, self.firsts)))
 
 
 @dataclass(frozen=True, eq=False, repr=False)
@@ -284,7 +283,7 @@ class CellSets(Units):
         cells = treated.rows.to_global(np.arange(len(treated.rows)))
         pools, pool_of = _pools(obs, matched, np.flatnonzero(is_used & is_control), cells)
         sets._check_pools(pools.sizes[pool_of], matched)
-        settings["pools"] = digest(pools.digest() + digest(pool_of.tobytes()))
+        settings["pools"] = digest(pools.digest() + digest(pool_of))
         return replace(sets, pools=pools, pool_of=pool_of)
 
     def _check_sizes(self) -> None:
@@ -594,7 +593,7 @@ def _controls(
             )
         if names is not None and (control_names := names_of("controls", controls)) is not None:
             check_names("controls", control_names, (names,))
-        return flags, {"digest": digest(np.packbits(flags).tobytes())}
+        return flags, {"digest": digest(np.packbits(flags))}
     _check_columns(obs, list(controls))
     flags, values = np.ones(len(obs), dtype=np.bool_), {}
     for name, value in controls.items():

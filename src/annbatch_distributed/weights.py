@@ -92,7 +92,7 @@ class Weights(Units):
     @cached_property
     def identity(self) -> dict[str, Any]:
         """Weights, number of draws and of passes, as JSON."""
-        text = f"{self.values.dtype}:{digest(np.ascontiguousarray(self.values).data.cast('B'))}"
+        text = f"{self.values.dtype}:{digest(np.ascontiguousarray(self.values))}"
         return {"weights": {"digest": text, "num_samples": self.num_samples, "passes": self.passes}}
 
     def check(self, mask: Mask, seed: int | None) -> None:

@@ -148,7 +148,7 @@ class Mask:
         # without the last stop, which depends on whether the number of rows was known when this was written
         return {
             "n_ranges": len(starts),
-            "digest": digest(starts.tobytes() + stops[:-1].tobytes()),
+            "digest": digest(np.ascontiguousarray(starts), np.ascontiguousarray(stops[:-1])),
             "stop": last,
         }
 
@@ -163,6 +163,9 @@ class Mask:
         """Raise a ValueError if it selects rows that another mask doesn't select."""
         starts, stops = self.rows.starts, self.rows.stops
         other_starts, other_stops = other.rows.starts, other.rows.stops
+        # without an array if the other mask is one range
+        if len(other_starts) == 1 and other_starts[0] <= starts[0] and stops[-1] <= other_stops[0]:
+            return
         # for each range of this mask, the last range of the other mask that begins before it: if the other mask is 0:3
         # and 4:8, it is 4:8 for 5:9, which extends beyond the stop 8
         which = np.searchsorted(other_starts, starts, side="right") - 1

@@ -171,14 +171,23 @@ class Rows:
                 "compared with the obs_names of a collection here. Pass the Series itself as mask; or, if it is "
                 "correct by position, flags.to_numpy()."
             )
-        # 0 1 1 0 1 changes at 1, 3, 4 and 5: starts 1, 4 and stops 3, 5
-        edges = np.flatnonzero(np.diff(flags, prepend=False, append=False))
-        return cls.of_bounds(edges[::2].copy(), edges[1::2].copy())
+        # flags 0 1 1 0 1 rise at 1 and 4, which are starts, and fall after 2 and 4, so that stops are 3 and 5. To save
+        # memory, one array marks the starts and then the stops
+        is_edge = flags.copy()
+        np.greater(flags[1:], flags[:-1], out=is_edge[1:])
+        starts = np.flatnonzero(is_edge)
+        is_edge[-1:] = flags[-1:]
+        np.greater(flags[:-1], flags[1:], out=is_edge[:-1])
+        stops = np.flatnonzero(is_edge)
+        del is_edge
+        stops += 1
+        return cls.of_bounds(starts, stops)
 
     @cached_property
     def _ends(self) -> Int64Array:
         """Local row at which each range stops: ranges 0:3 and 10:14 stop at 3 and 7."""
-        return np.cumsum(self.stops - self.starts)
+        lengths = self.stops - self.starts
+        return np.cumsum(lengths, out=lengths)  # in place: filling new memory takes longer than adding up
 
     def __len__(self) -> int:
         return int(self._ends[-1]) if len(self.starts) else 0

@@ -6,7 +6,7 @@ indices, these would silently be different rows.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Buffer, Iterable, Sequence
 from difflib import get_close_matches
 from hashlib import blake2b
 from itertools import chain
@@ -142,8 +142,13 @@ def names_of(what: str, values: object) -> pd.Index[Any] | None:
     return None
 
 
-def digest(data: str | bytes | memoryview, *, size: int = 16) -> str:
-    """Return ``2 * size`` hexadecimal digits that differ for different data."""
-    # file names can contain surrogates
-    encoded = data.encode("utf-8", "surrogatepass") if isinstance(data, str) else data
-    return blake2b(encoded, digest_size=size).hexdigest()
+def digest(*parts: str | Buffer, size: int = 16) -> str:
+    """Return ``2 * size`` hexadecimal digits that differ for different data, the parts of which are joined.
+
+    Arrays must be C-contiguous; their bytes aren't copied.
+    """
+    hashed = blake2b(digest_size=size)
+    for part in parts:
+        # file names can contain surrogates
+        hashed.update(part.encode("utf-8", "surrogatepass") if isinstance(part, str) else part)
+    return hashed.hexdigest()

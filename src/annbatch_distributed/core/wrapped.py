@@ -438,7 +438,7 @@ def _text(thing: Any, within: tuple[int, ...] = ()) -> str:  # noqa: ANN401 anyt
             return repr(thing.item())
         case np.ndarray() if not thing.dtype.hasobject:
             values = np.ascontiguousarray(thing).reshape(-1).view(np.uint8)  # any shape and dtype -> bytes
-            return f"array({thing.dtype}, {thing.shape}, {digest(values.data)})"
+            return f"array({thing.dtype}, {thing.shape}, {digest(values)})"
         case type() | FunctionType() | BuiltinFunctionType():
             return _full_name(thing)
         case _ if isinstance(thing, _VALUES):
