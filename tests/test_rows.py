@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import copy
 import pickle
-from itertools import groupby, pairwise, product
+from itertools import accumulate, groupby, pairwise, product
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -13,7 +13,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from annbatch_distributed import Rows
-from annbatch_distributed.core.rows import cut_at_multiples, whole_chunks_first
+from annbatch_distributed.core.rows import Order, block_bounds, whole_chunks_first
 
 if TYPE_CHECKING:
     from collections.abc import Iterable
@@ -127,12 +127,30 @@ def test_local_slices_become_global_ranges(parts: list[range], data: st.DataObje
 
 
 @given(ranges, st.integers(1, 12))
-def test_ranges_are_cut_at_multiples(parts: list[range], size: int) -> None:
-    """`cut_at_multiples` cuts ranges at the multiples of a size."""
+def test_block_bounds_are_multiples(parts: list[range], size: int) -> None:
+    """`block_bounds` cuts rows where the next row is in a different block, whichever ranges are processed at once."""
     rows = Rows(tuple(parts))
-    joined = of_bounds(rows.starts, rows.stops)
-    expected = [list(block) for part in joined for _, block in groupby(part, key=lambda row: row // size)]
-    assert list(map(list, of_bounds(*cut_at_multiples(rows, size)))) == expected
+    lengths = [len(list(block)) for _, block in groupby(rows, key=lambda row: row // size)]
+    for at_once in (1, 2, 1 << 18):
+        with pytest.MonkeyPatch.context() as patch:
+            patch.setattr("annbatch_distributed.core.rows._AT_ONCE", at_once)
+            assert block_bounds(rows, size).tolist() == [0, *accumulate(lengths)]
+
+
+@given(ranges.filter(listed), st.data())
+def test_order_expands_requested_rows(parts: list[range], data: st.DataObject) -> None:
+    """An order returns the same rows as the list of its rows, whole or in part."""
+    rows, expected = Rows(tuple(parts)), listed(parts)
+    assert Order.of(rows).to_rows() is rows
+    places = data.draw(st.permutations(range(len(expected))).flatmap(lambda order: st.sampled_from([order, order[1:]])))
+    order, reordered = Order(rows, Rows.from_indices(places)), [expected[place] for place in places]
+    assert len(order) == len(places)
+    assert order.to_rows() == Rows.from_indices(reordered)
+    start, stop = (data.draw(st.integers(0, len(order))) for _ in range(2))
+    assert list(order.cut(start, stop)) == reordered[start:stop]
+    if places:
+        length = data.draw(st.integers(0, 2 * len(order)))
+        assert list(order.cyclic(start, length)) == [reordered[(start + k) % len(order)] for k in range(length)]
 
 
 def test_rows_are_immutable() -> None:

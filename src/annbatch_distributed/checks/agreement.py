@@ -367,10 +367,11 @@ def _digest(plan: Plan) -> str:
     """Return a digest of a plan: of its numbers of batches, and of some rows of each rank."""
     parts: list[object] = [[int(number) for number in plan.sampler_batches], int(plan.n_dropped)]
     for rank in range(plan.n_streams):
-        rows = plan.shard(rank).rows
-        # 16 evenly spaced local rows, as global rows: of 32 rows, local 0 2 4 ... 30
-        some = np.linspace(0, len(rows), _SOME, endpoint=False, dtype=np.int64)[: len(rows)]
-        parts.append((len(rows), rows.to_global(some).tolist()))
+        # 16 evenly spaced rows of a shard: of 32 rows, positions 0 2 4 ... 30
+        positions = plan.positions(rank)
+        some = np.linspace(0, len(positions), _SOME, endpoint=False, dtype=np.int64)[: len(positions)]
+        rows = plan.order.to_global((positions.start + some) % len(plan.order))
+        parts.append((len(positions), rows.tolist()))
     return digest(repr(parts), size=8)
 
 

@@ -28,7 +28,7 @@ from annbatch_distributed.core.config import Config
 from annbatch_distributed.core.lanes import Lane, Segment, SharedStep, Worker, each_segment
 from annbatch_distributed.core.plan import Classes, Counts, Plan, count
 from annbatch_distributed.core.rank import MOST_RANKS, HasPlacement, Placement
-from annbatch_distributed.core.rows import Rows, runs
+from annbatch_distributed.core.rows import Order, Rows, runs
 from annbatch_distributed.core.sharding import Contiguous, Independent, Shuffled, ordered
 from annbatch_distributed.core.state import Position
 from annbatch_distributed.core.stream import Pass
@@ -367,7 +367,7 @@ class Epochs:
         if isinstance(sharding, Contiguous | Independent | Shuffled):
             return not isinstance(sharding, Shuffled)
         try:
-            return ordered(sharding, plan.selected, epoch=plan.epoch + 1, seed=self.config.seed) == plan.order
+            return ordered(sharding, Order.of(plan.selected), epoch=plan.epoch + 1, seed=self.config.seed) == plan.order
         except ValueError:  # the sharding can't order the rows of the next epoch
             return False
 

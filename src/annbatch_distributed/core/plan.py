@@ -36,7 +36,7 @@ import numpy as np
 from annbatch.abc import Sampler
 
 from annbatch_distributed.core.config import Config
-from annbatch_distributed.core.rows import Rows, whole_chunks_first
+from annbatch_distributed.core.rows import Order, Rows, whole_chunks_first
 from annbatch_distributed.core.sharding import Contiguous, Independent, ordered
 from annbatch_distributed.core.units import EpochUnits
 from annbatch_distributed.core.values import BOUND, plural
@@ -93,7 +93,7 @@ class Plan:
     """Number of streams."""
     selected: Rows
     """Units that are sharded: those that the mask selects."""
-    order: Rows = field(repr=False)
+    order: Order = field(repr=False)
     """Selected units that aren't dropped, in the order of the sharding."""
     dropped: Rows = field(repr=False)
     """Selected units that are in no shard of this epoch.
@@ -114,14 +114,14 @@ class Plan:
         equally often. Fewer than half of the units are dropped at once, so any two consecutive epochs together read
         every unit.
         """
-        plan = cls(config, n_obs, units, epoch, n_streams, selected, selected, Rows())
+        plan = cls(config, n_obs, units, epoch, n_streams, selected, Order.of(selected), Rows())
         plan._check_enough()
-        kept, dropped, n_dropped = selected, Rows(), plan.n_dropped
+        kept, dropped, n_dropped = plan.order, Rows(), plan.n_dropped
         if n_dropped:
             # of 10 rows, 4 are dropped: epoch 0 keeps 0:6, epoch 1 begins at -4 mod 10 = 6 and keeps 6:10 0:2
             start = -epoch * n_dropped % len(selected) if config.rotates else 0
-            kept = selected.cyclic(start, len(selected) - n_dropped)
-            dropped = selected.cyclic(start - n_dropped, n_dropped)
+            dropped = kept.cyclic(start - n_dropped, n_dropped)
+            kept = Order(selected, kept.places.cyclic(start, len(selected) - n_dropped))
         order = ordered(config.sharding, kept, epoch=epoch, seed=config.seed)
         align = None if plan._has_annbatchs_layout else config.align
         return replace(plan, order=order, dropped=dropped, align=align)
@@ -201,7 +201,7 @@ class Plan:
 
     def _shard(self, stream: int, align: int | None) -> Shard:
         if self.n_draws is not None:  # samples are divided among streams, and each stream samples from all rows
-            return Shard(self.order, len(self.order))
+            return Shard(self.order.to_rows(), len(self.order))
         start, n_own, length = self._range(stream)
         # repeats are the next rows in the order, which continues at the front after its end
         own, repeats = self.order.cut(start, start + n_own), self.order.cyclic(start + n_own, length - n_own)
@@ -212,6 +212,13 @@ class Plan:
     def in_order(self, stream: int) -> Rows:
         """Return the units of a stream in the order of the sharding, without alignment."""
         return self._shard(stream, None).rows
+
+    def positions(self, stream: int) -> range:
+        """Return the positions in the order of a stream's units; they continue at the front after the end."""
+        if self.n_draws is not None:
+            return range(len(self.order))
+        start, _, length = self._range(stream)
+        return range(start, start + length)
 
     def size(self, stream: int) -> int:
         """Return the number of units of a stream's shard; of its samples, if the sharding is independent."""

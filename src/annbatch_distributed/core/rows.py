@@ -8,6 +8,7 @@ it returns an array of rows.
 from __future__ import annotations
 
 from collections.abc import Iterator
+from dataclasses import dataclass
 from functools import cached_property
 from itertools import chain
 from reprlib import repr as shortened
@@ -410,6 +411,51 @@ class Rows:
         return starts, stops, filled[which]
 
 
+@dataclass(frozen=True)
+class Order:
+    """Rows in a different order. Only the parts that are requested are expanded."""
+
+    rows: Rows
+    """Rows in their own order."""
+    places: Rows
+    """Local rows of ``rows``, in this order."""
+
+    @classmethod
+    def of(cls, rows: Rows) -> Self:
+        """Return the own order of rows."""
+        return cls(rows, Rows((range(len(rows)),)))
+
+    def __len__(self) -> int:
+        return len(self.places)
+
+    def cut(self, start: int, stop: int) -> Rows:
+        """Return the rows at positions ``[start, stop)`` of the order, which are within ``[0, len(self)]``.
+
+        >>> Order(
+        ...     Rows((range(0, 3), range(10, 14))), Rows((range(2, 5), range(0, 2)))
+        ... ).cut(1, 4)
+        Rows(10:12, 0:1)
+        """
+        return self._at(self.places.cut(start, stop))
+
+    def cyclic(self, start: int, length: int) -> Rows:
+        """Return consecutive rows of the order, continuing at the front after the end."""
+        return self._at(self.places.cyclic(start, length))
+
+    def to_global(self, positions: IntArray) -> Int64Array:
+        """Return the rows at some positions of the order."""
+        return self.rows.to_global(self.places.to_global(positions))
+
+    def to_rows(self) -> Rows:
+        """Return all rows in this order."""
+        is_own = self.places.is_contiguous and len(self) == len(self.rows)
+        return self.rows if is_own else self._at(self.places)
+
+    def _at(self, places: Rows) -> Rows:
+        starts, stops, _ = self.rows.slices_to_global(places.starts, places.stops)
+        return Rows.of_bounds(starts, stops)
+
+
 def placed(positions: IntArray, stops: Int64Array, ends: Int64Array) -> Int64Array:
     """Return the rows at some positions of ranges that stop at rows ``stops``, and at positions ``ends``.
 
@@ -479,21 +525,35 @@ def _checked_ranges(ranges: object) -> list[range]:
     return [part for part in ranges if part]
 
 
-def cut_at_multiples(rows: Rows, size: int) -> tuple[Int64Array, Int64Array]:
-    """Return the starts and stops of ranges that are cut at the multiples of a size.
+def block_bounds(rows: Rows, size: int) -> Int64Array:
+    """Return the local row at which each block begins, and the number of rows.
 
-    >>> cut_at_multiples(Rows((range(5, 13), range(20, 22))), 4)
-    (array([ 5,  8, 12, 20]), array([ 8, 12, 13, 22]))
+    Blocks end at the multiples of a size. Rows of a block that follow each other are together, also if other rows of
+    the block are missing between them.
+
+    >>> block_bounds(Rows((range(5, 13), range(14, 15), range(20, 22))), 4)
+    array([ 0,  3,  7,  9, 11])
     """
-    # 5:13 and 20:22 in blocks of 4 touch blocks 1:4 and 5:6, which start at 4 8 12 and 20
-    first, stop = rows.starts // size, (rows.stops - 1) // size + 1
-    starts = expand(first, stop)
-    starts *= size  # in place, to save memory
-    stops = starts + size
-    # the first part of each range keeps the start of the range, and the last part its stop: starts 5 8 12 20
-    ends = np.cumsum(stop - first)
-    starts[ends - (stop - first)], stops[ends - 1] = rows.starts, rows.stops
-    return starts, stops
+    bounds, before = [np.arange(0)], -1
+    # some ranges at a time, since a random mask has millions of ranges, and far fewer blocks
+    for at in range(0, len(rows.starts), _AT_ONCE):
+        starts, stops, ends = (array[at : at + _AT_ONCE] for array in (rows.starts, rows.stops, rows._ends))
+        # 5:13, 14:15 and 20:22 in blocks of 4 touch blocks 1:4, 3:4 and 5:6. Block 3 has begun before 14:15, so blocks
+        # 1:4, 4:4 and 5:6 begin there
+        first, stop = starts // size, (stops - 1) // size + 1
+        before, befores = int(stop[-1]) - 1, np.append(before, stop[:-1] - 1)
+        first += first == befores
+        begins = np.flatnonzero(first < stop)
+        first, lengths = first[begins], (stop - first)[begins]
+        # blocks 1 2 3 5 begin at 4 8 12 20, but ranges at 5 and 20: 5 8 12 20. They are local rows 0 3 7 9
+        blocks = expand(first, first + lengths)
+        blocks *= size  # in place, to save memory
+        firsts = np.cumsum(lengths) - lengths
+        blocks[firsts] = np.maximum(blocks[firsts], starts[begins])
+        shifts = (ends - stops)[begins]
+        blocks += shifts if len(shifts) == 1 else np.repeat(shifts, lengths)
+        bounds.append(blocks)
+    return np.concatenate([*bounds, [len(rows)]])
 
 
 def whole_chunks_first(rows: Rows, size: int, *, after: int = 0) -> Rows:

@@ -12,7 +12,7 @@ from typing import cast
 
 import numpy as np
 
-from annbatch_distributed.core.rows import Rows, cut_at_multiples, expand
+from annbatch_distributed.core.rows import Order, Rows, block_bounds
 from annbatch_distributed.core.values import BOUND, integer
 
 #: Function ``(rows, *, epoch, seed)`` that returns the same rows in a different order. The order must depend only on
@@ -110,6 +110,10 @@ class Shuffled:
 
     def __call__(self, rows: Rows, *, epoch: int, seed: int | None) -> Rows:
         """Return the rows with their blocks in the epoch's order."""
+        return self.order(rows, epoch=epoch, seed=seed).to_rows()
+
+    def order(self, rows: Rows, *, epoch: int, seed: int | None) -> Order:
+        """Return the order of the rows in an epoch."""
         self.check_seed(seed)
         if self.block_size is None:
             raise ValueError(
@@ -117,21 +121,14 @@ class Shuffled:
                 "Shuffled(block_size=...)."
             )
         assert seed is not None
-        size = self.block_size
-        starts, stops = cut_at_multiples(rows, size)
+        # blocks that begin at local rows 0 3 7 of 9 are 7:9 0:3 3:7, if they are shuffled to 2 0 1
+        bounds = block_bounds(rows, self.block_size)
         # a spawn key of two words, which no pass of a stream has
         rng = np.random.default_rng(np.random.SeedSequence([seed, epoch], spawn_key=(0, 0)))
-        # if no two ranges share a block, each piece is a block
-        if not (rows.starts[1:] // size == (rows.stops[:-1] - 1) // size).any():
-            order = rng.permutation(len(starts))
-        else:  # keep the pieces of each block together
-            # pieces 0:2, 3:4, 4:8 of blocks of 4: blocks begin at pieces 0 and 2; shuffled, the pieces are 2 0 1
-            first = np.flatnonzero(np.diff(starts // size, prepend=-1))
-            order = rng.permutation(len(first))
-            stop = np.append(first[1:], len(starts))
-            order = expand(first[order], stop[order])
-        starts = starts[order]
-        return Rows.of_bounds(starts, stops[order])
+        order = rng.permutation(len(bounds) - 1)
+        starts = bounds[order]
+        order += 1  # in place, to save memory
+        return Order(rows, Rows.of_bounds(starts, bounds[order]))
 
     def check_seed(self, seed: int | None) -> None:
         """Raise a ValueError if there is no seed."""
@@ -207,15 +204,18 @@ def name_of(sharding: object) -> str:
     return getattr(sharding, "__name__", type(sharding).__name__)
 
 
-def ordered(sharding: Sharding, rows: Rows, *, epoch: int, seed: int | None) -> Rows:
+def ordered(sharding: Sharding, order: Order, *, epoch: int, seed: int | None) -> Order:
     """Return rows in the order of a sharding.
 
     A TypeError if a custom sharding doesn't return Rows; a ValueError if it returns different rows. They are compared
     by their number and their checksum, in 7 to 16 ns per row.
     """
+    if isinstance(sharding, Contiguous | Independent):
+        return order
+    rows = order.to_rows()
+    if isinstance(sharding, Shuffled):  # without expanding its blocks
+        return sharding.order(rows, epoch=epoch, seed=seed)
     answer: object = sharding(rows, epoch=epoch, seed=seed)
-    if isinstance(sharding, Contiguous | Shuffled | Independent):
-        return cast("Rows", answer)
     name = name_of(sharding)
     if not isinstance(answer, Rows):
         raise TypeError(
@@ -227,4 +227,4 @@ def ordered(sharding: Sharding, rows: Rows, *, epoch: int, seed: int | None) -> 
             f"The sharding {name} must return each of the {len(rows):,} rows {rows.format(3)} once, and no other rows, "
             f"in any order, got {len(answer):,} rows, {answer.format(3)}."
         )
-    return answer
+    return Order.of(answer)
