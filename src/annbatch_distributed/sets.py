@@ -57,8 +57,9 @@ class Grouped(NamedTuple):
         >>> Grouped.of(np.array([2, 5, 6, 7]), np.array([1, 0, 1, 1]), 2).rows
         Rows(5:6, 2:3, 6:8)
         """
-        # groups 1 0 1 1 have the order 1 0 2 3 and the sizes 1 3: groups begin at positions 0 and 1, of 4 cells
-        order = np.argsort(groups, kind="stable")
+        # groups 1 0 1 1 have the order 1 0 2 3 and the sizes 1 3: groups begin at positions 0 and 1, of 4 cells. NumPy
+        # sorts integers of 16 bits in linear time
+        order = np.argsort(groups.astype(np.min_scalar_type(n_groups)), kind="stable")
         firsts = np.cumsum([0, *np.bincount(groups, minlength=n_groups)])
         return cls(Rows.of_bounds(*runs(rows[order])), firsts)
 
@@ -256,8 +257,10 @@ class CellSets(Units):
                 "mask, or check controls."
             )
         groups = _numbered(obs, columns, rows)
-        # the first cell of each group represents it: groups 0 2 1 2 of rows 3 4 6 7 have the first cells 3 6 4
-        first_cells = rows[np.unique(groups, return_index=True)[1]]
+        # the first cell of each group represents it: groups 0 2 1 2 of rows 3 4 6 7 have the first cells 3 6 4. Rows
+        # are assigned from the last to the first, which remains
+        first_cells = np.empty(int(groups.max()) + 1, dtype=np.int64)
+        first_cells[groups[::-1]] = rows[::-1]
         labels = _labels(obs[columns].iloc[first_cells])
         # groups are sorted by name, so the order of a column's categories doesn't matter. Labels C A B have the order
         # 1 2 0, so group 0 becomes group 2
@@ -280,8 +283,7 @@ class CellSets(Units):
         sets._check_sizes()
         if controls is None:
             return sets
-        cells = treated.rows.to_global(np.arange(len(treated.rows)))
-        pools, pool_of = _pools(obs, matched, np.flatnonzero(is_used & is_control), cells)
+        pools, pool_of = _pools(obs, matched, np.flatnonzero(is_used & is_control), treated.rows.to_array())
         sets._check_pools(pools.sizes[pool_of], matched)
         settings["pools"] = digest(pools.digest() + digest(pool_of))
         return replace(sets, pools=pools, pool_of=pool_of)
@@ -627,7 +629,7 @@ def _numbered(obs: pd.DataFrame, columns: Sequence[str], rows: Int64Array) -> In
             ) from error
         # columns of 3 and 2 values: the pairs (0, 0), (1, 0), (2, 1) are 0 2 5, which become the groups 0 1 2
         pairs = numbers * len(values.categories) + values.codes
-        numbers = np.unique(pairs, return_inverse=True)[1]
+        numbers = pd.factorize(pairs, sort=True)[0]
     return numbers
 
 
