@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 import math
 from dataclasses import replace
 from itertools import pairwise
@@ -24,7 +25,7 @@ from annbatch_distributed.core.units import EachRow
 from tests.samplers import Counting, IndexArrays, MaskBlind, batches, config_of, flat, job, repeats, request_rows
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
+    from collections.abc import Callable, Iterator
 
     from annbatch.abc import Sampler
     from annbatch.types import LoadRequest
@@ -45,6 +46,33 @@ class Yielding(MaskBlind):
 
     def _sample(self, n_obs: int) -> Iterator[LoadRequest]:
         yield from self.requests
+
+
+@pytest.mark.parametrize("is_enabled", [True, False])
+def test_slices_are_made_without_garbage_collections(is_enabled: bool) -> None:
+    """No garbage collection scans the slices that annbatch makes; later collections are as they were."""
+    n_collections = 0
+
+    def count(phase: str, info: object) -> None:
+        nonlocal n_collections
+        n_collections += phase == "start"
+
+    def collections_of(run: Callable[[], object]) -> int:
+        before = n_collections
+        run()
+        return n_collections - before
+
+    requests = DistributedSampler(RandomSampler(1, 8, 8), dist_info=Rank(0, 1), seed=0).sample(100_000)
+    gc.callbacks.append(count)
+    try:
+        assert collections_of(lambda: [slice(row, row + 1) for row in range(100_000)]) > 20
+        if not is_enabled:
+            gc.disable()
+        assert collections_of(lambda: next(requests)) < 5
+        assert gc.isenabled() == is_enabled
+    finally:
+        gc.callbacks.remove(count)
+        gc.enable()
 
 
 class OnlyStream:

@@ -23,9 +23,10 @@ added, so (seed 0, epoch 1) and (seed 1, epoch 0) differ, and earlier calls have
 from __future__ import annotations
 
 import copy
+import gc
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
-from itertools import islice
+from itertools import chain, islice
 from reprlib import repr as shortened
 from typing import Any, Self
 
@@ -243,7 +244,7 @@ class Pass(Iterator[LoadRequest]):
             )
         is_trusted = wrapped.is_annbatchs_own(sampler)
         grid = wrapped.chunk_size(sampler) if type(sampler) is RandomSampler and plan.align is not None else None
-        for unchecked in requests:
+        for unchecked in _begun(requests) if is_trusted else requests:
             if not is_trusted:
                 request = _checked(unchecked, sampler, len(shard), rng)
                 if request is not None:
@@ -282,6 +283,22 @@ class Pass(Iterator[LoadRequest]):
     def __deepcopy__(self, memo: dict[int, Any]) -> Self:
         # only the iterator changes in place, and copies don't have it
         return copy.copy(self)
+
+
+def _begun[Item](items: Iterable[Item]) -> Iterator[Item]:
+    """Begin an iteration without garbage collections, and return it.
+
+    annbatch's samplers make the slices of the whole epoch before they yield the first ones. Collections would scan all
+    slices again and again: of 10^9 rows in chunks of 64, on 8 ranks, they would take 70% of the time.
+    """
+    iterator, was_enabled = iter(items), gc.isenabled()
+    gc.disable()
+    try:
+        first = list(islice(iterator, 1))
+    finally:
+        if was_enabled:
+            gc.enable()
+    return chain(first, iterator)
 
 
 def _aligned(starts: Int64Array, lengths: Int64Array, size: int, n_rows: int) -> tuple[Int64Array, Int64Array]:
