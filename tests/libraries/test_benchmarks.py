@@ -3,12 +3,15 @@
 from __future__ import annotations
 
 import json
+import math
 import re
-from itertools import pairwise
+from itertools import batched, pairwise
 from typing import TYPE_CHECKING
 from xml.etree import ElementTree as ET
 
-from benchmarks import reading
+import pytest
+
+from benchmarks import growth, reading
 from tests.processes.launch import forked, run
 
 if TYPE_CHECKING:
@@ -109,6 +112,19 @@ def test_the_workers_benchmark_measures_every_configuration() -> None:
     assert names.split()[0] == "chunk/preload/batch"
     assert [line.split()[0] for line in lines] == ["512/32/4096", "64/32/256"]
     assert all(float(line.split()[3]) > 0 for line in lines)
+
+
+def test_growth_benchmark_shows_exponents(tmp_path: Path) -> None:
+    """The benchmark of growth measures each task at two sizes, and shows the exponent of its seconds."""
+    written = tmp_path / "growth.json"
+    _, _, *lines = lines_of("growth.py", "--small", "--out", written)
+    measured = json.loads(written.read_text())["lines"]
+    assert [line["task"] for line in measured] == [name for name in growth.TASKS for _ in range(2)]
+    assert len(lines) == len(measured)
+    for first, second in batched(measured, 2):
+        assert second["size"] == 10 * first["size"]
+        assert first["exponent"] is None
+        assert second["exponent"] == pytest.approx(math.log10(second["seconds"] / first["seconds"]))
 
 
 def test_representativeness_benchmark_orders_shardings(tmp_path: Path) -> None:
