@@ -173,6 +173,32 @@ def test_epoch_without_batches_is_finished_in_its_state() -> None:
     assert loaded.next_epoch == saved.next_epoch == 4
 
 
+@pytest.mark.parametrize("n_workers", [0, 2])
+@pytest.mark.parametrize("n_resumed", [1, 2, 3])
+def test_uneven_ranks_save_the_same_state(n_workers: int, n_resumed: int) -> None:
+    """Under ``keep``, all ranks save the same state after each step, and the epoch is finished on all ranks at once."""
+
+    def ranks(world_size: int) -> list[Any]:
+        loaders = [numbered(rank, 5) for rank in job(RandomSampler(1, 1, 1), world_size, seed=0, remainder="keep")]
+        options: dict[str, Any] = {"multiprocessing_context": "fork", "persistent_workers": False} if n_workers else {}
+        return [loader.to_dataloader(num_workers=n_workers, **options) for loader in loaders]
+
+    assert list(map(len, ranks(2))) == [2, 3]
+    for done in range(4):
+        saving, resumed = ranks(2), ranks(n_resumed)
+        iterators = list(map(iter, saving))
+        steps = [[next(iterator, None) for iterator in iterators] for _ in range(done)]
+        read = [int(batch["index"][0]) for step in steps for batch in step if batch is not None]
+        (state,) = {json.dumps(rank.state_dict()) for rank in saving}
+        assert {rank.next_epoch for rank in saving} == {int(done == 3)}
+        for rank in resumed:
+            rank.load_state_dict(json.loads(state))
+            rank.set_epoch(0)
+            read += [int(batch["index"][0]) for batch in rank]
+        assert sorted(read) == [*range(5)]
+        assert {rank.next_epoch for rank in resumed} == {1}
+
+
 def test_epoch_is_finished_once_all_batches_are_done() -> None:
     """A loader's state after all batches of an epoch is finished, even if it was saved before a pass began."""
     loader, after = numbered(random(), N_OBS), random()

@@ -100,8 +100,7 @@ class History:
             self.begin_pass()
         assert self.iterators is not None
         counts = list(self.n_left)
-        if n_steps >= min(counts):  # under keep, a rank that ends before the others is in a different epoch
-            n_steps = max(counts)
+        n_steps = min(n_steps, max(counts))
         first = len({step for step, _ in self.steps})
         for number in range(n_steps):
             if number and calls_step_done:
@@ -109,17 +108,19 @@ class History:
             for rank, iterator in enumerate(self.iterators):
                 if number < counts[rank]:
                     self.steps = self.steps | {(first + number, rank): self.to_batch(next(iterator))}
-        self.n_left = [count - n_steps for count in counts]
+        self.n_left = [max(0, count - n_steps) for count in counts]
         if max(self.n_left) > 0:
             if calls_step_done:
                 self.step_done()
             return
-        if self.has_step_done and len(set(counts)) == 1:
+        if self.has_step_done:
             self.save()  # within the last step
         if self.has_step_done or calls_step_done:
             self.step_done()
-        if not calls_step_done:  # a loop that knows the number of batches requests no more
-            assert all(next(iterator, None) is None for iterator in self.iterators)
+        for count, iterator in zip(counts, self.iterators, strict=True):
+            # a loop that knows the number of batches requests no more, if it was in the last step
+            if not (calls_step_done and count and count == max(counts)):
+                assert next(iterator, None) is None
         self.check_read()
         self.begin(self.epoch, self.passes + 1)
         self.is_finished = True
@@ -134,8 +135,6 @@ class History:
         assert {*(agreement(samplers, self.drawn.n_obs) if self.kind == 2 else agreement(self.ranks))} == {""}
         # a loop that was open while the ranks changed continues
         self.iterators = [self.still_open.get(rank) or iter(loader) for rank, loader in enumerate(self.ranks)]
-        for n_left, iterator in zip(self.n_left, self.iterators, strict=True):
-            assert n_left or next(iterator, None) is None  # under keep, a rank without remaining batches ends at once
         self.n_streams = self.n_streams or len(self.ranks)
         self.is_loaded = self.is_loaded and bool(
             self.steps

@@ -167,6 +167,7 @@ class Cursor:
             self.position = replace(ended.position, segments=(), finished=True)
 
     def _position_in_worker(self, position: Position) -> Position:
+        ended.has_ended = True
         """Return the position of a pass in a worker of a ``DataLoader`` that doesn't pass it on."""
         if position.done or (self._is_set and position.passes):
             raise RuntimeError(

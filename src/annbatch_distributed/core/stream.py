@@ -91,6 +91,8 @@ class Pass(Iterator[LoadRequest]):
     """Number of load requests that were taken."""
     is_closed: bool = False
     """True if the pass was closed, and gives no more load requests."""
+    has_ended: bool = False
+    """True once the epoch has ended on this rank."""
     on_next: Callable[[], None] | None = field(default=None, repr=False)
     """Function to call before a load request is taken; copies have none."""
     on_end: Callable[[], None] | None = field(default=None, repr=False)
@@ -127,9 +129,15 @@ class Pass(Iterator[LoadRequest]):
     def done_after(self, n_yielded: int) -> int:
         """Return the number of batches of the epoch that are done after this process has yielded some.
 
-        Under ``"keep"``, a lane may have one batch less than others. When it ends, the others count as ended, too.
+        Under ``"keep"``, a lane may have one batch less than others. Its last batch is a step like any other, which the
+        others follow with one more. They are done when the consumer of this lane asks for one, too.
         """
-        return self.n_batches if n_yielded == self.n_due else self.position.done + n_yielded
+        is_over = self.has_ended and n_yielded == self.n_due
+        return self.n_batches if is_over else self.position.done + n_yielded
+
+    def is_over_after(self, n_yielded: int) -> bool:
+        """Return True if no rank has a batch left after this process has yielded some."""
+        return self.position.done + n_yielded == self.n_batches
 
     def batches(self) -> Iterator[Int64Array]:
         """Yield the units of each batch, without reading data."""

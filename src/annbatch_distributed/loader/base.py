@@ -280,6 +280,11 @@ class BaseLoader(Waits, IterableDataset, ABC):  # type: ignore[type-arg]  # with
         if self._steps.is_training:  # Lightning leaves its loop here, and asks for the length of the next epoch
             self._open = None
 
+    def _has_yielded_all(self) -> bool:
+        """Return True if this rank has no batch left in the last pass; under ``"keep"``, other ranks may have one."""
+        last = self._cursor.last
+        return last is not None and self._steps.n_yielded == last.n_due
+
     @contextmanager
     def _opened(self, current: Pass) -> Iterator[None]:
         """Note in this context that the iterator of a pass is in use."""

@@ -71,7 +71,7 @@ class EpochLoader(BaseLoader):
             If a worker of a ``DataLoader`` that :meth:`to_dataloader` hasn't made iterates. While iterating, if a newer
             iterator exists.
         """
-        return reported(self._timed(self._iterate()), lambda: self._cursor.position.finished)
+        return reported(self._timed(self._iterate()), self._has_yielded_all)
 
     def _iterate(self, readers: Executor | None = None) -> Generator[Any]:
         """Iterate over a pass; ``readers`` are threads that several loaders share to prefetch."""
@@ -97,7 +97,7 @@ class EpochLoader(BaseLoader):
             with self._opened(current), closing(self._batches_of(current, readers)) as batches:
                 for batch in batches:
                     steps.count()  # before the yield: a consumer that saves a state has this batch
-                    if steps.n_yielded == current.n_due:
+                    if current.is_over_after(steps.n_yielded):
                         self._end(current)  # a consumer that knows the number doesn't ask for more
                     yield batch
                     del batch  # else it would stay in memory until the next one is read

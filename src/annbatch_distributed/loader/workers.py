@@ -239,7 +239,7 @@ class WorkerDataLoader(Waits, DataLoader[Any]):
             iterator exists.
         """
         refuse_evaluation(self.sampler.remainder)
-        return reported(self._timed(self._iterate()), lambda: cursor_of(self.sampler).position.finished)
+        return reported(self._timed(self._iterate()), self._loader._has_yielded_all)
 
     def _iterate(self, readers: Executor | None = None) -> Generator[Any]:  # noqa: ARG002 workers read
         # without workers, the loader itself counts its batches
@@ -269,7 +269,7 @@ class WorkerDataLoader(Waits, DataLoader[Any]):
                     elif self._read is not None:
                         self._read.add(index)
                     steps.count()  # before the yield: a consumer that saves a state has this batch
-                    if steps.n_yielded == current.n_due:
+                    if current.is_over_after(steps.n_yielded):
                         loader._end(current)
                     yield batch
                     if cursor.has_cut(current):
