@@ -333,6 +333,26 @@ def test_dataloader_state_follows_its_last_batch(n_workers: int, persistent: boo
 
 
 @forks
+@pytest.mark.parametrize("begins", ["new", "set", "loaded"])
+def test_state_before_a_pass_knows_the_workers(begins: str) -> None:
+    """Before a pass, a DataLoader's state and cells are those of the batches that its workers would yield."""
+    whole, skipping, resumed = (workers_of(loader(), persistent_workers=False) for _ in range(3))
+    epoch = int(begins == "set")
+    whole.set_epoch(epoch)
+    batches = iter(whole)
+    read = rows(islice(batches, 3))
+    if begins == "set":
+        skipping.set_epoch(epoch)
+    if begins == "loaded":
+        skipping.load_state_dict(whole.state_dict())
+    read += rows(batches)
+    cells = skipping.cells_of(slice(None), ranks=0)
+    assert [own.tolist() for _, own in cells.groupby("step")["row"]] == read
+    resumed.load_state_dict(skipping.state_dict(batches_done=5))
+    assert rows(resumed) == read[5:]
+
+
+@forks
 def test_state_counts_only_finished_steps() -> None:
     """The state of a DataLoader counts only finished steps once a loop calls `step_done`, in each epoch."""
     dataloader = workers_of(loader())
@@ -419,7 +439,7 @@ def test_dataloader_offers_the_loaders_methods() -> None:
     dataloader = workers_of(source)
     assert (dataloader.n_obs, dataloader.n_var, len(dataloader)) == (source.n_obs, source.n_var, len(source))
     assert str(dataloader.plan()) == str(source.plan())
-    assert dataloader.cells_of(1).equals(source.cells_of(1))
+    assert dataloader.cells_of(0).equals(source.cells_of(0))  # step 0 is of the first worker
     with pytest.raises(ValueError, match="rank 1 belongs to no process"):
         dataloader.check_ranks_agree(gather=lambda text: [text, text])
 

@@ -81,15 +81,19 @@ class Cursor:
         """Return the position of the next pass, in a last segment of this job's lanes."""
         return self.epochs.here(self.begins_at, n_workers)
 
-    def of_epoch(self, epoch: int | None) -> Position:
-        """Return the position of an epoch; by default of the last one that has begun, or else of the next one."""
+    def of_epoch(self, epoch: int | None, n_workers: int | None = None) -> Position:
+        """Return the position of an epoch; by default of the last one that has begun, or else of the next one.
+
+        ``n_workers`` will read the next pass; None stands for the workers that have read the last segment.
+        """
         if self.last is None and epoch is None:
             self.check_workers_have_not_read()
         position = self.position if self.last is None else self.last.position
-        n_workers = position.segments[-1].n_workers if position.segments else 1
+        if n_workers is None or self.last is not None:
+            n_workers = position.segments[-1].n_workers if position.segments else 1
         if epoch is not None and epoch != position.epoch:
             position = Position(epoch)
-        return position.with_lanes(self.epochs.n_lanes, n_workers)
+        return self.epochs.here(position, n_workers)
 
     def go_to(self, position: Position, *, is_loaded: bool = False) -> None:
         """Make the next pass begin at a position, and forget earlier passes."""
@@ -163,11 +167,11 @@ class Cursor:
 
     def end(self, ended: Pass) -> None:
         """Record that a pass has ended."""
+        ended.has_ended = True
         if ended is self.last:
             self.position = replace(ended.position, segments=(), finished=True)
 
     def _position_in_worker(self, position: Position) -> Position:
-        ended.has_ended = True
         """Return the position of a pass in a worker of a ``DataLoader`` that doesn't pass it on."""
         if position.done or (self._is_set and position.passes):
             raise RuntimeError(
@@ -182,20 +186,25 @@ class Cursor:
     # States
 
     def state(
-        self, batches_done: int | None, collection: Mapping[str, Any], n_obs: int | None = None
+        self,
+        batches_done: int | None,
+        collection: Mapping[str, Any],
+        n_obs: int | None = None,
+        n_workers: int = 1,
     ) -> dict[str, Any]:
         """Return the state after some batches of the epoch, with a loader's description of its collection.
 
-        None stands for the batches that are already done, and is allowed before a pass begins.
+        None stands for the batches that are already done, and is allowed before a pass begins. That pass will be read
+        by ``n_workers``.
         """
         if self.last is None and (batches_done is None or (self.position.finished and not batches_done)):
-            return self._state(self.position.with_lanes(self.epochs.n_lanes), collection)
+            return self._state(self.epochs.here(self.position, n_workers), collection)
         assert batches_done is not None  # a loader that has begun a pass counts its batches
         if self.last is not None:
             position, least, n_batches = self.last.position, self.last.position.done_before, self.last.n_batches
         else:
             # before a pass begins, the position may go back to a segment with another number of ranks
-            position, least, n_batches = self.next(), 0, BOUND
+            position, least, n_batches = self.next(n_workers), 0, BOUND
             n_known = n_obs or self._n_obs
             if batches_done > position.done:
                 self.check_workers_have_not_read()

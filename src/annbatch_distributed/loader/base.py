@@ -358,8 +358,22 @@ class BaseLoader(Waits, IterableDataset, ABC):  # type: ignore[type-arg]  # with
         2     0     1   24        0  cell 24     c
         3     0     1   27        0  cell 27     c
         """
+        return self._cells_of(steps, columns, ranks, epoch)
+
+    def _cells_of(
+        self,
+        steps: StepSelection,
+        columns: str | Sequence[str] | None,
+        ranks: int | Sequence[int] | None,
+        epoch: int | None,
+        n_workers: int | None = None,
+    ) -> pd.DataFrame:
+        """Return the table of :meth:`cells_of`, for a pass that ``n_workers`` will read, if none has begun."""
         self._check_cells()
-        return self._annotated(self._sampler.rows_of(self.n_obs, steps, ranks, epoch), columns)
+        epoch = None if epoch is None else integer("epoch", epoch, least=0, below=BOUND)
+        position = self._cursor.of_epoch(epoch, n_workers)
+        self._cursor.check(self.n_obs, position)
+        return self._cells_at(position, steps, columns, ranks)
 
     def _cells_at(
         self,
@@ -449,11 +463,19 @@ class BaseLoader(Waits, IterableDataset, ABC):  # type: ignore[type-arg]  # with
         >>> state["epoch"]
         0
         """
+        last = self._own_pass() if batches_done is None else None
+        return self._state_of(last, batches_done)
+
+    def _state_of(self, last: Pass | None, batches_done: int | None, n_workers: int = 1) -> dict[str, Any]:
+        """Return the state after some batches; by default, after the done batches of the last pass.
+
+        ``n_workers`` will read the next pass, if there is no last one.
+        """
         if batches_done is not None:
             batches_done = integer("batches_done", batches_done, least=0, below=BOUND)
-        elif (last := self._own_pass()) is not None:
+        elif last is not None:
             batches_done = last.done_after(self._steps.n_done)
-        return self._cursor.state(batches_done, self._collection, self.n_obs)
+        return self._cursor.state(batches_done, self._collection, self.n_obs, n_workers)
 
     def _own_pass(self) -> Pass | None:
         """Return the last pass, if this loader counts its batches; None if there is none."""

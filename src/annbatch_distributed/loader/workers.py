@@ -220,7 +220,7 @@ class WorkerDataLoader(Waits, DataLoader[Any]):
         epoch: int | None = None,
     ) -> pd.DataFrame:
         """Return the cells of some steps, as :meth:`.StatefulLoader.cells_of`."""
-        return self._loader.cells_of(steps, columns, ranks, epoch)
+        return self._loader._cells_of(steps, columns, ranks, epoch, self._n_readers)
 
     def check_ranks_agree(self, *, timeout: Timeout = 300.0, gather: Gather | None = None) -> None:
         """Compare the ranks, as :meth:`.StatefulLoader.check_ranks_agree`."""
@@ -306,6 +306,11 @@ class WorkerDataLoader(Waits, DataLoader[Any]):
         """Mark the last step as done, as :meth:`.StatefulLoader.step_done`."""
         self._loader.step_done()
 
+    @property
+    def _n_readers(self) -> int:
+        """Number of processes that read batches of this rank."""
+        return self.num_workers or 1
+
     def _own_pass(self) -> Pass | None:
         """Return the last pass if workers have read it; None if the loader itself has."""
         last = cursor_of(self.sampler).last
@@ -337,10 +342,8 @@ class WorkerDataLoader(Waits, DataLoader[Any]):
         RuntimeError
             If a different ``DataLoader`` of the same loader was iterated over since.
         """
-        last = self._own_pass()
-        if batches_done is None and last is not None:
-            batches_done = last.done_after(self._loader._steps.n_done)
-        return self._loader.state_dict(batches_done=batches_done)
+        last = self._own_pass() or (self._loader._own_pass() if batches_done is None else None)
+        return self._loader._state_of(last, batches_done, self._n_readers)
 
     def load_state_dict(self, state: Mapping[str, Any], *, strict: bool = True) -> None:
         """Resume from a saved state, as :meth:`.StatefulLoader.load_state_dict`."""
