@@ -30,6 +30,7 @@ from annbatch_distributed import (
     Shuffled,
     StatefulLoader,
 )
+from annbatch_distributed.cli import main
 from tests.cli.page import check_schema
 from tests.cli.test_commands import said
 from tests.processes.configurations import CLASSES, DONORS
@@ -98,8 +99,42 @@ def test_cells_needs_only_state(
     of_sets = ["set", "is_control"] if "sets" in options else []
     assert text.splitlines()[0].split() == ["step", "rank", "row", *of_sets, "dataset", "cell"]
     assert len(text.splitlines()) == 1 + len(loader.cells_of(1))
-    other = json.loads(said(capsys, "cells", *arguments, "--steps", 1, "--epoch", 0, "--json"))
+    virtual = ["--virtual-ranks", 4] if "virtual_ranks" in options else []
+    other = json.loads(said(capsys, "cells", *arguments, *virtual, "--steps", 1, "--epoch", 0, "--json"))
     assert [cell["row"] for cell in other["cells"]] == loader.cells_of(1, [], epoch=0)["row"].tolist()
+
+
+@pytest.mark.parametrize("remainder", ["drop", "exact"])
+def test_cells_of_other_epochs_name_their_ranks(
+    remainder: str, collection: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """The cells of an epoch that the state isn't of are those of --ranks, or of a number that a note or error names."""
+    job = partial(made, collection, remainder=remainder)
+    arguments: list[Any] = [collection, "--state", saved(job(world_size=4), tmp_path, 7), "--steps", 1, "--json"]
+
+    def listed(*more: object) -> tuple[list[int], str]:
+        assert main([*map(str, ["cells", *arguments, *more])]) == 0
+        out, err = capsys.readouterr()
+        return [cell["row"] for cell in json.loads(out)["cells"]], err
+
+    for epoch in (0, 5):
+        for ranks in (2, 3, 4):
+            expected = job(world_size=ranks).cells_of(1, epoch=epoch)["row"].tolist()
+            rows, note = listed("--epoch", epoch, "--ranks", ranks)
+            assert rows == expected
+            assert ("listed for" in note) == (ranks != 4)
+        assert rows != listed("--epoch", epoch, "--ranks", 2)[0]
+        rows, note = listed("--epoch", epoch)
+        assert rows == expected
+        assert f"epoch {epoch} is listed for 4 ranks, which the state has in epoch 2. If it ran on" in note
+    line = said(capsys, "cells", *arguments, "--ranks", 3, code=2)
+    assert "--ranks must divide the 4 ranks that the state has in epoch 2" in line
+    resumed = job()
+    resumed.load_state_dict(json.loads((tmp_path / "state.json").read_text()))
+    saved(resumed, tmp_path, 2)
+    line = said(capsys, "cells", *arguments, "--epoch", 0, code=2)
+    assert "on how many ranks epoch 0 ran, since the number changed in epoch 2 (4, 2). Pass it as --ranks" in line
+    assert listed("--epoch", 0, "--ranks", 4)[0] == job(world_size=4).cells_of(1, epoch=0)["row"].tolist()
 
 
 def test_by_counts_cells_and_share_of_epoch(
@@ -123,7 +158,7 @@ def test_by_counts_cells_and_share_of_epoch(
         shares = [float((DONORS[mask] == label).mean()) for label in counted["labels"]]
         assert counted["share"] == pytest.approx(shares)
         assert distance == pytest.approx(np.abs(np.array(counts) / sum(counts) - shares).sum() / 2)
-    other = json.loads(said(capsys, "cells", *arguments, "--epoch", 0, "--json"))
+    other = json.loads(said(capsys, "cells", *arguments, "--epoch", 0, "--ranks", 2, "--json"))
     assert other["epoch"] == 0
     assert other["share"] == counted["share"]
     assert other["counts"] != counted["counts"]
@@ -169,7 +204,7 @@ def test_cells_names_missing_or_contradicting_settings(
         (["--remainder", "pad"], "remainder is 'drop' in the state and 'pad' here"),
         (["--sharding", "shuffled"], "sharding.type is 'Contiguous' in the state and 'Shuffled' here"),
         (["--seed", 4], "seed is 3 in the state and 4 here"),
-        (["--ranks", 3], "--virtual-ranks must be a multiple of the world size"),
+        (["--ranks", 3], "--ranks must divide the 2 ranks that the state has"),
         (["--obs", "none"], "has no columns none in obs"),
         (["--steps", 999], "The epoch has no step 999: it has 21 steps"),
         (["--steps", "900:999"], "--steps must have a step of epoch 2"),

@@ -13,7 +13,7 @@ from importlib import import_module
 from importlib.metadata import version
 from typing import Any, NoReturn
 
-__all__ = ["CommandError", "main"]
+__all__ = ["CommandError", "main", "noted"]
 
 
 class CommandError(Exception):
@@ -32,11 +32,16 @@ def main(arguments: Sequence[str] | None = None) -> int:
         code: int = import_module(f"annbatch_distributed.cli.{options.command}").run(options)
     except CommandError as error:
         for problem in error.args:
-            print(f"annbatch-distributed: {' '.join(problem.split())}", file=sys.stderr)
+            noted(problem)
         return error.code
     except KeyboardInterrupt:
         return 130  # 128 + SIGINT, as in shells
     return code
+
+
+def noted(note: str) -> None:
+    """Print a line on stderr."""
+    print(f"annbatch-distributed: {' '.join(note.split())}", file=sys.stderr)
 
 
 class _Parser(argparse.ArgumentParser):
@@ -215,7 +220,7 @@ def _add_cells(parser: _Parser) -> None:
     group.add_argument("--state-key", metavar="KEY", help=key)
     steps = "Step or range of steps of the epoch, such as 335 or 335:345 (required)"
     group.add_argument("--steps", type=_steps, required=True, metavar="A:B", help=steps)
-    ranks = "Number of ranks of the job (default: from the state)"
+    ranks = "Number of ranks of the epoch, or of a job with virtual ranks (default: from the state)"
     group.add_argument("--ranks", type=_POSITIVE, metavar="N", help=ranks)
     _add_rows_and_sampler(parser, group, of_state=True)
     add = parser.add_argument_group("output").add_argument

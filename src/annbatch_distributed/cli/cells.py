@@ -19,7 +19,7 @@ import pandas as pd
 from annbatch.samplers import RandomSampler, SequentialSampler
 
 from annbatch_distributed import CellSets, DistributedSampler, Rank, Shuffled, StatefulLoader
-from annbatch_distributed.cli import CommandError
+from annbatch_distributed.cli import CommandError, noted
 from annbatch_distributed.cli.collection import Cells, in_options
 from annbatch_distributed.core.sharding import Contiguous, Independent
 from annbatch_distributed.core.state import Identity, Position, from_state, states_in
@@ -40,16 +40,49 @@ def loader_of(options: Namespace, state: Any, cells: Cells) -> StatefulLoader:  
                 f"the state is of a mixture of {', '.join(sorted(map(str, state['sources'])))}, which this command "
                 "can't make. Call mixture.cells_of in the script that makes the mixture."
             )
-        loader = _loader(options, state, cells)
+        position, identity = from_state(state)
+        n_ranks = _n_ranks(options, position)
+        sampler = _sampler(options, cells, position, identity)
+        loader = StatefulLoader(batch_sampler=sampler, return_index=True, preload_to_gpu=False)
+        loader.use_collection(cells.collection)
         loader.load_state_dict(_with_seed(_of_store(state, loader)))
-    return loader
+        # after loading, as another epoch may run on ranks that can't resume the epoch of the state
+        with loader._cursor.resharded(Rank(0, n_ranks)):
+            return loader
 
 
-def _loader(options: Namespace, state: Any, cells: Cells) -> StatefulLoader:  # noqa: ANN401 the contents of a file
-    """Return a loader of rank 0 of the job that saved a state, without loading the state."""
-    sampler = _sampler(options, cells, *from_state(state))
-    loader = StatefulLoader(batch_sampler=sampler, return_index=True, preload_to_gpu=False)
-    return loader.use_collection(cells.collection)
+def _is_other_epoch(options: Namespace, position: Position) -> bool:
+    """Return True if the cells are of an epoch that the state isn't of."""
+    return options.epoch not in (None, position.epoch)
+
+
+def _n_ranks(options: Namespace, position: Position) -> int:
+    """Return the number of ranks of the epoch to list; notes on stderr say what is assumed."""
+    n_saved = position.segments[-1].n_lanes
+    if not _is_other_epoch(options, position):
+        if options.ranks and not options.virtual_ranks and n_saved % options.ranks:
+            raise ValueError(
+                f"--ranks must divide the {n_saved} ranks that the state has in epoch {position.epoch}, which are then "
+                f"virtual ranks, got {options.ranks}. Omit it"
+            )
+        return options.ranks or n_saved
+    if options.ranks is None:
+        numbers = dict.fromkeys(str(segment.n_lanes) for segment in position.segments)
+        if len(numbers) > 1 and not options.virtual_ranks:
+            raise ValueError(
+                f"the state doesn't know on how many ranks epoch {options.epoch} ran, since the number changed in epoch "
+                f"{position.epoch} ({', '.join(numbers)}). Pass it as --ranks"
+            )
+        noted(
+            f"epoch {options.epoch} is listed for {plural(n_saved, 'rank')}, which the state has in epoch "
+            f"{position.epoch}. If it ran on a different number, pass that as --ranks."
+        )
+    elif not options.virtual_ranks and options.ranks != n_saved:
+        noted(
+            f"epoch {options.epoch} is listed for {plural(options.ranks, 'rank')}, where the state has {n_saved} in "
+            f"epoch {position.epoch}. If these are virtual ranks, pass --virtual-ranks {n_saved}."
+        )
+    return options.ranks or n_saved
 
 
 def _of_store(state: Mapping[str, Any], loader: StatefulLoader) -> Mapping[str, Any]:
@@ -157,9 +190,9 @@ def _sampler(options: Namespace, cells: Cells, position: Position, identity: Ide
     else:
         mask = _mask(options, cells, identity["rows"])
     sizes = {name: getattr(options, name) for name in ("chunk_size", "preload_nchunks", "batch_size")}
-    # one rank per lane, unless --ranks is smaller, as the lanes were virtual ranks then
     n_lanes = position.segments[-1].n_lanes
-    ranks = options.ranks or n_lanes
+    # one rank per lane, unless --ranks is smaller, as the lanes were virtual ranks then
+    ranks = n_lanes if _is_other_epoch(options, position) else options.ranks or n_lanes
     return DistributedSampler(
         _build(identity["sampler"], SequentialSampler if options.no_shuffle else None, sizes),
         dist_info=Rank(0, ranks),
