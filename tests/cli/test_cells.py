@@ -14,6 +14,7 @@ from functools import partial
 from types import SimpleNamespace
 from typing import TYPE_CHECKING, Any
 
+import anndata as ad
 import numpy as np
 import pandas as pd
 import pytest
@@ -306,6 +307,38 @@ def test_unsafe_checkpoint_says_how_to_write_its_state(
     arguments = "cells", collection, "--state", "state.json", "--steps", 1, "--json"
     cells = json.loads(said(capsys, *arguments))["cells"]
     assert [cell["row"] for cell in cells] == loader.cells_of(1)["row"].tolist()
+
+
+def test_numbers_of_obs_are_exact_in_json(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """JSON has the values of obs, without rounding; values that are missing or not finite are null."""
+    n = np.arange(16)
+    columns = {
+        "p_value": 10.0**-n,
+        "single": np.random.default_rng(0).random(16, dtype="float32"),
+        "large": n + 2**60 + 1,
+        "unsigned": n.astype("uint64") + np.uint64(2**63 + 1),
+        "flag": n % 2 == 0,
+        "missing": np.where(n % 2, np.nan, 1 / 3),
+        "infinite": np.where(n % 3, -1e300, np.inf),
+        "nullable": pd.array([None, *n[1:] + 2**60], dtype="Int64"),
+        "category": pd.Categorical(1 / (1.0 + n)),
+        "name": [None, *map(str, n[1:])],
+    }
+    ad.AnnData(np.ones((16, 2), "f4"), pd.DataFrame(columns, index=n.astype(str))).write_h5ad(tmp_path / "a.h5ad")
+    DatasetCollection(tmp_path / "a.zarr").add_adatas([tmp_path / "a.h5ad"])
+    capsys.readouterr()  # progress bars
+    state = saved(made(tmp_path / "a.zarr", RandomSampler(4, 2, 8), world_size=1), tmp_path, 1)
+    text = said(capsys, "cells", tmp_path / "a.zarr", "--state", state, "--steps", ":", "--obs", *columns, "--json")
+    cells = json.loads(text, parse_constant=pytest.fail)
+    check_schema("cells", cells)
+    assert len(cells["cells"]) == 16
+    for cell in cells["cells"]:
+        number = int(cell["cell"])
+        for name, values in columns.items():
+            value = values[number]
+            assert cell[name] == (None if pd.isna(value) or value == np.inf else value)
+        assert isinstance(cell["flag"], bool)
+        assert isinstance(cell["unsigned"], int)
 
 
 def test_cells_takes_a_store_of_an_aligned_state(

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import inspect
 import json
+import math
 import shlex
 from argparse import Namespace
 from collections.abc import Iterator, Mapping
@@ -275,10 +276,27 @@ def run(options: Namespace) -> int:
     if options.by is not None:
         _print_counts(options, epoch, frame, cells.labels(options.by), loader)
     elif options.json:
-        print(json.dumps({"epoch": epoch, "cells": json.loads(frame.to_json(orient="records"))}))
+        # pandas rounds numbers in JSON
+        lines = frame.astype(object).itertuples(index=False, name=None)
+        records = [dict(zip(map(str, frame), map(_as_json, line), strict=True)) for line in lines]
+        print(json.dumps({"epoch": epoch, "cells": records}, allow_nan=False))
     else:
         print(frame.to_string(index=False))
     return 0
+
+
+def _as_json(value: Any) -> bool | float | str | None:  # noqa: ANN401 of any column
+    """Return a value of a table for JSON, which has no numbers that aren't finite; None if it is missing.
+
+    >>> list(map(_as_json, [1e-11, float("inf"), 2**60 + 1, np.uint8(3), pd.NA, True]))
+    [1e-11, None, 1152921504606846977, 3, None, True]
+    """
+    value = value.item() if isinstance(value, np.generic) else value
+    if isinstance(value, float):
+        return value if math.isfinite(value) else None
+    if value is None or value is pd.NA or value is pd.NaT:
+        return None
+    return value if isinstance(value, bool | int | str) else str(value)
 
 
 def _print_counts(
