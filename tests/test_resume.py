@@ -17,7 +17,7 @@ from hypothesis import strategies as st
 from torch import distributed as dist
 from torch._C._distributed_c10d import HashStore
 
-from annbatch_distributed import DistributedSampler, Rank, StatefulLoader, deferred
+from annbatch_distributed import DistributedSampler, MixedLoader, Rank, StatefulLoader, deferred
 from tests.loaders import numbered
 from tests.meeting import agreement
 from tests.samplers import batches, job, repeats
@@ -27,6 +27,8 @@ from tests.test_state import STATE as OTHER_STATE
 from tests.workers import read_by_workers
 
 if TYPE_CHECKING:
+    from collections.abc import Iterator
+
     from annbatch_distributed.core.rows import Rows
     from annbatch_distributed.core.stream import Pass
     from tests.strategies import Job
@@ -388,6 +390,47 @@ def test_damaged_state_changes_nothing(make: Any, strict: bool) -> None:
         with pytest.raises((TypeError, ValueError), match=r"The state is damaged|format of a state|state must be"):
             source.load_state_dict(state, strict=strict)
     assert everything(source) == before
+
+
+def mixture() -> MixedLoader:
+    """A mixture of two loaders."""
+    return MixedLoader({"a": loader(), "b": loader(seed=1)}, weights={"a": 2, "b": 1}, n_steps=8)
+
+
+def with_damage(part: Any) -> Iterator[Any]:
+    """A part of a state with each of its nodes replaced by other values, and without each of its keys."""
+    yield from (None, -1, 1.5, "x", [], {}, [[0]], {"ranges": 5})
+    for key in part if isinstance(part, dict) else range(len(part)) if isinstance(part, list) else ():
+        yield {other: part[other] for other in part if other != key} if isinstance(part, dict) else part[:key]
+        for damaged in with_damage(part[key]):
+            changed = copy.copy(part)
+            changed[key] = damaged
+            yield changed
+
+
+@pytest.mark.timeout(120)
+@pytest.mark.parametrize("strict", [True, False])
+@pytest.mark.parametrize("make", [random, loader, mixture])
+def test_damaged_state_is_explained_or_resumed(make: Any, strict: bool) -> None:
+    """Whatever is damaged in a state, it raises an error about the state, or can be resumed and saved."""
+    source, after = make(), make()
+    next(source.sample(N_OBS) if make is random else iter(source))
+    for state in with_damage(source.state_dict(batches_done=1)):
+        try:
+            after.load_state_dict(state, strict=strict)
+        except (TypeError, ValueError) as error:
+            assert isinstance(error, ValueError) or not isinstance(state, dict)  # noqa: PT017 either is right
+            assert "state" in str(error)  # noqa: PT017
+        else:
+            assert json.dumps(after.state_dict(batches_done=after.batches_done))
+
+
+def test_strict_mixture_requires_all_states() -> None:
+    """Under ``strict``, the state of a mixture has the states of all its sources."""
+    state = mixture().state_dict()
+    del state["sources"]["b"]
+    with pytest.raises(ValueError, match=r"The state is damaged: it must have the sources a, b, got a, in .*"):
+        mixture().load_state_dict(state)
 
 
 def of_epoch_3(segments: list[list[int]], **changes: Any) -> dict[str, Any]:

@@ -120,6 +120,13 @@ DAMAGED: list[tuple[dict[str, Any], str]] = [
     ({"identity": None}, "not iterable"),
     ({"identity": {"sampler": {"at": object()}}}, "identity.sampler.at must be an integer, got <object obj"),
     ({"identity": {"rows": [b"0"] * 10**6}}, "identity.rows must be an integer, got b'0'"),
+    ({"identity": IDENTITY | {"n_obs": 1.5}}, "identity.n_obs must be an integer, got 1.5"),
+    ({"identity": IDENTITY | {"versions": ["1"]}}, r"identity.versions must be a dict, got \['1'\]"),
+    ({"identity": IDENTITY | {"rows": {"ranges": 5}}}, "identity.rows.ranges must be a list of pairs, got 5"),
+    (
+        {"identity": IDENTITY | {"rows": {"ranges": [[0]]}}},
+        r"identity.rows.ranges must be a list of pairs, got \[\[0\]\]",
+    ),
 ]
 
 

@@ -162,9 +162,22 @@ def from_state(state: Mapping[str, Any]) -> tuple[Position, Identity]:
             *(as_flag(name, state.get(name, False)) for name in ("finished", "unverified")),
         )
         identity = as_json("identity", dict(state["identity"]))
+        _check_shape(identity)
     except (KeyError, TypeError, ValueError) as error:
         raise damaged(state, error) from error
     return position, identity
+
+
+def _check_shape(identity: Identity) -> None:
+    """Raise unless the parts of an identity that are read, and not only compared, have their form."""
+    if (n_obs := identity.get("n_obs")) is not None:
+        integer("identity.n_obs", n_obs, least=0, below=BOUND)
+    if not isinstance(versions := identity.get("versions", {}), dict):
+        raise TypeError(f"identity.versions must be a dict, got {shortened(versions)}")
+    rows = identity.get("rows")
+    ranges = rows.get("ranges", []) if isinstance(rows, dict) else []
+    if not isinstance(ranges, list) or not all(isinstance(pair, list) and len(pair) == 2 for pair in ranges):
+        raise TypeError(f"identity.rows.ranges must be a list of pairs, got {shortened(ranges)}")
 
 
 def damaged(state: object, error: Exception) -> ValueError:

@@ -15,7 +15,8 @@ import numpy as np
 import pandas as pd
 
 from annbatch_distributed.core.epochs import StepSelection, step_numbers
-from annbatch_distributed.core.state import Identity, Position, check_identity, differences
+from annbatch_distributed.core.state import Identity, Position, check_identity, damaged, differences
+from annbatch_distributed.core.values import few
 from annbatch_distributed.mixtures.order import SourceOrder, StoppingStrategy
 from annbatch_distributed.mixtures.place import Place, from_state, to_state
 from annbatch_distributed.mixtures.source import Source
@@ -113,6 +114,10 @@ class Mixture:
         place, since, saved, states = from_state(state)
         if strict:
             check_identity(saved, self.identity, whose="a mixture", note=_NOTE)
+            if states.keys() != self.sources.keys():
+                names = few([*states], 5) or "none"
+                problem = f"it must have the sources {', '.join(self.sources)}, got {names}"
+                raise damaged(state, ValueError(problem))
         starts, here, notes = dict[str, Position](), dict[str, Position](), list[str]()
         has_other_order = bool(differences(saved, saved | self.order.identity))
         is_continued = not has_other_order
