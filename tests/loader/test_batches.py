@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any
 
 import anndata as ad
+import jax
 import numpy as np
 import pandas as pd
 import pytest
@@ -88,6 +89,33 @@ def test_batches_are_those_of_annbatch(dtype: str, layout: str, place: str, tmp_
             np.testing.assert_array_equal(ours["index"], theirs["index"])
             for name in ("obs", "var"):
                 pd.testing.assert_frame_equal(ours[name], theirs[name])
+
+
+@pytest.mark.parametrize("prefetch", [0, 1])
+@pytest.mark.parametrize("layout", ["sparse", "dense"])
+def test_jax_arrays_have_the_stored_values(layout: str, prefetch: int) -> None:
+    """Batches for JAX have the values of the collection, in its 32 bits or in 64, or raise if they can't."""
+    for dtype, kept, lost in (
+        ("int64", 2**31 - 1, 2**31),
+        ("uint64", 2**32 - 1, 2**32),
+        ("float64", 0.5, 0.1),
+        ("float64", np.inf, 1e300),
+    ):
+        for value, is_kept in ((kept, True), (lost, False)):
+            x = np.zeros((48, 3), dtype)
+            x[7, 1] = value
+            if dtype == "float64":
+                x[9, 2] = np.nan
+            adata = ad.AnnData(sp.csr_matrix(x) if layout == "sparse" else x)
+            loader = loader_of(StatefulLoader, [adata], to="jax", prefetch=prefetch, return_index=True)
+            with jax.enable_x64(not is_kept):
+                for batch in loader:
+                    read = batch["X"].todense() if layout == "sparse" else batch["X"]
+                    np.testing.assert_array_equal(np.asarray(read), x[batch["index"]])
+            loader.set_epoch(0)
+            if not is_kept:
+                with pytest.raises(ValueError, match=r"JAX holds values of X as .*32, which can't hold .*Pass dtype="):
+                    list(loader)
 
 
 @pytest.mark.parametrize("layout", ["sparse", "dense"])

@@ -33,7 +33,7 @@ def batches_of(
         at = loaded.places[split]
         x = rows_at(loaded.rows, at, dtype)
         yield {
-            "X": x if to is None else convert(x, preload_to_gpu=False, to=to),
+            "X": x if to is None else in_framework(x, to),
             "obs": None if obs is None else obs.iloc[first : first + len(at)],
             "var": loaded.var,
             "index": None if loaded.index is None else loaded.index[at],
@@ -58,6 +58,30 @@ def rows_at(
     return sp.csr_matrix(
         (values, columns.astype(index_dtype, copy=False), indptr.astype(index_dtype)), shape=(len(at), rows.shape[1])
     )
+
+
+def in_framework(x: sp.csr_matrix | npt.NDArray[Any], to: Literal["torch", "jax"]) -> Any:  # noqa: ANN401 a tensor or array
+    """Return rows as a tensor or as a JAX array; a ValueError if JAX can't hold a value in its bits."""
+    return convert(_in_bits_of_jax(x) if to == "jax" else x, preload_to_gpu=False, to=to)
+
+
+def _in_bits_of_jax(x: sp.csr_matrix | npt.NDArray[Any]) -> sp.csr_matrix | npt.NDArray[Any]:
+    """Return rows in a dtype that JAX has: without 64 bits, it would wrap integers around and round floats."""
+    import jax
+
+    dtype = jax.dtypes.canonicalize_dtype(x.dtype)
+    if dtype == x.dtype:
+        return x
+    with np.errstate(over="ignore"):  # of values that become infinite, which are reported
+        narrow = x.astype(dtype)
+    before, after = (np.asarray(rows.data if sp.issparse(rows) else rows) for rows in (x, narrow))
+    # NaN, which differs from itself, stays NaN
+    if (changes := (after != before) & (before == before)).any():  # noqa: PLR0124
+        raise ValueError(
+            f"JAX holds values of X as {dtype}, which can't hold {before[changes].flat[0]}. Pass dtype='float32' to "
+            "round them, or call jax.config.update('jax_enable_x64', True) before anything else."
+        )
+    return narrow
 
 
 def _joined(values: npt.NDArray[Any], slices: Sequence[slice]) -> npt.NDArray[Any]:

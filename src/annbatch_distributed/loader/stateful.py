@@ -25,7 +25,7 @@ from annbatch import DatasetCollection, Loader
 from annbatch.abc import Sampler
 from annbatch.samplers import RandomSampler, SequentialSampler
 from annbatch.types import LoadRequest
-from annbatch.utils import CSRContainer, convert
+from annbatch.utils import CSRContainer
 from anndata.io import read_elem
 from zarr import Array, AsyncArray
 from zarr.storage import LocalStore
@@ -52,7 +52,7 @@ from annbatch_distributed.loader._annbatch import (
     take_data_of,
 )
 from annbatch_distributed.loader.base import BaseLoader, column_of
-from annbatch_distributed.loader.batches import batches_of, with_dtype
+from annbatch_distributed.loader.batches import batches_of, in_framework, with_dtype
 from annbatch_distributed.loader.collection import AnyCollection, as_collection
 from annbatch_distributed.loader.epoch_loader import EpochLoader
 from annbatch_distributed.loader.sizes import as_bytes, sizes_of_draws, sizes_of_sets, stored, suggest_sizes
@@ -512,7 +512,7 @@ class StatefulLoader(EpochLoader, Loader[Any, Any]):
 
     def _finish(self, batch: Any, marks: Marks) -> Any:  # noqa: ANN401 annbatch's own
         if self._to_be is not None:
-            batch["X"] = convert(batch["X"], preload_to_gpu=False, to=self._to_be)
+            batch["X"] = in_framework(batch["X"], self._to_be)
         if self._genes_measured is not None:
             batch = {**batch, "file": self._genes_measured.index.get_indexer(batch["obs"]["src_path"].astype(object))}
         return {**batch, **marks} if marks else batch
