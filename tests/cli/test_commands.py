@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import io
 import json
+import os
 import re
 import shutil
 import signal
@@ -13,6 +15,8 @@ from collections import Counter
 from importlib.metadata import version
 from typing import TYPE_CHECKING, Any
 
+import anndata as ad
+import numpy as np
 import pandas as pd
 import pytest
 import zarr
@@ -49,6 +53,40 @@ def planned(capsys: pytest.CaptureFixture[str], *arguments: object) -> Any:
 
 def rows_of(ranges: list[list[int]]) -> list[int]:
     return [row for start, stop in ranges for row in range(start, stop)]
+
+
+@pytest.mark.parametrize("encoding", ["ascii", "latin-1", "utf-8"])
+def test_output_is_printed_in_any_encoding(encoding: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Characters that the encoding of the output lacks are escaped."""
+    obs = pd.DataFrame({"type": pd.Categorical(["CD8 \u03b1\u03b2", "\u00e4"] * 8)}, index=list("abcdefghijklmnop"))
+    ad.AnnData(np.ones((16, 2), "f4"), obs).write_h5ad(tmp_path / "a.h5ad")
+    collection = tmp_path / "\u03b1.zarr"
+    DatasetCollection(collection).add_adatas([tmp_path / "a.h5ad"])
+    for column, name, code in (("type", "stdout", 0), ("\u03b1\u03b2", "stderr", 2)):
+        written = io.BytesIO()
+        stream = io.TextIOWrapper(written, encoding, write_through=True)
+        with monkeypatch.context() as patched:
+            patched.setattr(sys, name, stream)
+            assert main(["plan", str(collection), "--ranks", "1", "--batch-size", "2", "--by", column]) == code
+        text = written.getvalue().decode(encoding)
+        assert ("\u03b1\u03b2" if encoding == "utf-8" else r"\u03b1\u03b2") in text
+
+
+@pytest.mark.parametrize("name", ["stdout", "stderr"])
+def test_closed_output_stops_no_command(name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A command whose output nobody reads any more does its work, and ends with its exit code."""
+    reader, writer = os.pipe()
+    os.close(reader)
+    with os.fdopen(writer, "w", buffering=1) as stream, monkeypatch.context() as patched:
+        patched.setattr(sys, name, stream)
+        arguments = ["plan", "--n-obs", "1000000", "--plot", str(tmp_path / "plan.svg")]
+        assert main(arguments) == 0
+        assert main([*arguments, "--ranks", "0"]) == 2
+        assert main([*arguments, "--epochs", "3"]) == 0
+        with pytest.raises(SystemExit, match="0"):
+            main(["--help"])
+        print("more", file=stream)
+    assert (tmp_path / "plan.svg").exists()
 
 
 def test_a_plan_is_printed_as_python_prints_it(capsys: pytest.CaptureFixture[str]) -> None:

@@ -6,9 +6,11 @@ It uses the public API where it can, and imports annbatch only when a command ru
 from __future__ import annotations
 
 import argparse
+import os
 import re
 import sys
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from importlib import import_module
 from importlib.metadata import version
 from typing import Any, NoReturn
@@ -24,6 +26,55 @@ class CommandError(Exception):
         self.code = code
 
 
+class _Output:
+    """Stream that escapes characters which its encoding lacks, and prints nothing once its reader has ended.
+
+    So a command does all of its work, whatever becomes of its output.
+    """
+
+    def __init__(self, stream: Any) -> None:  # noqa: ANN401 any text stream
+        self._stream = stream
+
+    def write(self, text: str) -> int:
+        encoding = self._stream.encoding or "utf-8"
+        with self._written():
+            self._stream.write(text.encode(encoding, "backslashreplace").decode(encoding))
+        return len(text)
+
+    def flush(self) -> None:
+        with self._written():
+            self._stream.flush()
+
+    @contextmanager
+    def _written(self) -> Iterator[None]:
+        try:
+            yield
+        except BrokenPipeError:
+            # the rest of the output, which the stream may hold already, goes nowhere
+            nowhere = os.open(os.devnull, os.O_WRONLY)
+            os.dup2(nowhere, self._stream.fileno())
+            os.close(nowhere)
+
+    def __getattr__(self, name: str) -> Any:  # noqa: ANN401 of any text stream
+        return getattr(self._stream, name)
+
+
+@contextmanager
+def _printing() -> Iterator[None]:
+    """Print to stdout and stderr in this context as :class:`_Output` does."""
+    before = sys.stdout, sys.stderr
+    # a stream is None if its descriptor is closed
+    outputs: list[Any] = [None if stream is None else _Output(stream) for stream in before]
+    sys.stdout, sys.stderr = outputs
+    try:
+        yield
+    finally:
+        sys.stdout, sys.stderr = before
+        for output in filter(None, outputs):
+            output.flush()
+
+
+@_printing()
 def main(arguments: Sequence[str] | None = None) -> int:
     """Run a command and return its exit code; problems are lines on stderr."""
     try:
