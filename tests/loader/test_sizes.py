@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Any
 
 import anndata as ad
 import numpy as np
+import pandas as pd
 import pytest
 import scipy.sparse as sp
 from annbatch import DatasetCollection
@@ -14,7 +15,8 @@ from annbatch.samplers import RandomSampler
 from hypothesis import given
 from hypothesis import strategies as st
 
-from annbatch_distributed import DistributedSampler, Rank, suggest_sizes
+from annbatch_distributed import CellSets, DistributedSampler, Rank, suggest_sizes
+from annbatch_distributed.loader.sizes import sizes_of_sets
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -37,7 +39,7 @@ def test_sizes_fit_memory_in_whole_chunks(
     options |= {"batch_size": batch_size, "prefetch": prefetch}
     peak_bytes = row_bytes * (2.5 + 1.5 * prefetch)
     if batch_size * peak_bytes > memory:
-        with pytest.raises(ValueError, match="A load request of one batch"):
+        with pytest.raises(ValueError, match=r"A load request of one batch|batch_size must be at most"):
             suggest_sizes(n_rows, world_size, **options)
         return
     sizes = suggest_sizes(n_rows, world_size, **options)
@@ -64,6 +66,21 @@ def test_sizes_are_mapping_of_sampler_arguments() -> None:
     assert len(sizes) == 3
     assert "n_dropped" not in sizes
     assert suggest_sizes(10_000, row_bytes=1_000) == suggest_sizes(10_000, 1, row_bytes=1_000)
+
+
+def test_batch_of_more_rows_than_there_are_is_named() -> None:
+    """A batch that doesn't fit into memory isn't advised more memory if there are fewer rows than it has."""
+    for mask, n_rows in ((None, "5,000"), (slice(10, 100), "90")):
+        with pytest.raises(
+            ValueError, match=f"batch_size must be at most the number of rows, {n_rows}, got 10,000,000"
+        ):
+            suggest_sizes(5_000, row_bytes=1_000, batch_size=10**7, mask=mask)
+    sets = CellSets.from_obs(pd.DataFrame({"donor": ["a", "b"] * 50}), by="donor", set_size=10)
+    limits: dict[str, Any] = {"row_bytes": 10**6, "memory": 10**7, "prefetch": 0, "max_gap": 0}
+    with pytest.raises(ValueError, match="batch_size must be at most the number of sets, 10, got 11"):
+        sizes_of_sets(sets, 0, batch_size=11, **limits)
+    with pytest.raises(ValueError, match="The sets of one batch read 100 rows"):
+        sizes_of_sets(sets, 0, batch_size=10, **limits)
 
 
 def test_more_memory_gives_larger_and_more_chunks() -> None:

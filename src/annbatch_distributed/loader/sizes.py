@@ -174,6 +174,7 @@ def suggest_sizes(
     # the fewest rows with whole chunks and whole batches: 192 for chunks of 64 and batches of 96
     least_rows = math.lcm(store_chunk, batch_size)
     if least_rows > most_rows:
+        _check_batch_size(batch_size, n_rows, "row")
         raise ValueError(
             f"A load request of one batch of {plural(batch_size, 'row')} needs up to {_size(batch_size * bytes_held)}, "
             f"more than the memory of {_size(memory)}. Pass more memory, or a smaller batch_size or prefetch."
@@ -189,6 +190,15 @@ def suggest_sizes(
     n_request = most_rows // step * step
     n_dropped = n_rows % (world_size * batch_size)
     return Sizes(chunk_size, n_request // chunk_size, batch_size, n_dropped, int(n_request * bytes_held))
+
+
+def _check_batch_size(batch_size: int, n_units: int, noun: str) -> None:
+    """Raise if a batch that doesn't fit into memory is larger than all that there is to read."""
+    if batch_size > n_units:
+        raise ValueError(
+            f"batch_size must be at most the number of {noun}s, {n_units:,}, got {batch_size:,}, which doesn't fit "
+            "into memory. Pass a smaller batch_size."
+        )
 
 
 def _size(n_bytes: float) -> str:
@@ -234,6 +244,7 @@ def sizes_of_sets(
             n_bytes = int(n_rows * bytes_held)
             return Sizes(1, n_batches * batch_size, batch_size, len(sets) % batch_size, n_bytes)
         if n_batches == 1:
+            _check_batch_size(batch_size, len(sets), "set")
             raise ValueError(
                 f"The sets of one batch read {plural(n_rows, 'row')}, including gaps between their cells, and need up "
                 f"to {_size(n_rows * bytes_held)}, more than the memory of {_size(memory)}. Sort the cells by "
