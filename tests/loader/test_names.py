@@ -198,6 +198,22 @@ def test_labels_of_a_composition_are_compared_by_name(shuffled: DatasetCollectio
         plan.composition(obs["donor"].reset_index(drop=True).iloc[::-1])
 
 
+@pytest.mark.parametrize("n_read", [3, 10])
+def test_state_of_reordered_cells_names_the_cells(n_read: int, shuffled: DatasetCollection) -> None:
+    """A state, of an epoch's middle or end, names the cells if a mask selects other rows in their new order."""
+    cells = joined(shuffled)
+    other = cells[np.random.default_rng(1).permutation(len(cells))]
+    before, after = (
+        loader((each.obs["donor"] != "d1").to_numpy()).add_adata(ad.AnnData(each.X, each.obs))
+        for each in (cells, other)
+    )
+    for number, _ in enumerate(before, start=1):
+        if number == n_read:
+            break
+    with pytest.raises(ValueError, match=r"the mask selects different rows\. .* The obs_names differ"):
+        after.load_state_dict(before.state_dict())
+
+
 def test_rows_have_no_names_and_take_none() -> None:
     with pytest.raises(TypeError, match=r"got a Series with the index \['a', 'b'\].*Pass the Series itself as mask"):
         Rows.from_mask(pd.Series([True, False], index=["a", "b"]))

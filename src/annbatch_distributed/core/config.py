@@ -180,8 +180,9 @@ class Config:
         here = self.identity(n_known) | here
         if isinstance(saved.get("rows"), dict):
             saved = saved | {"rows": open_ended(saved["rows"], n_known)}
-        if not is_within:  # there is no order to restore
-            here |= {name: saved.get(name) for name in ("datasets", "cells", "root")}
+        if not is_within:  # there is no order to restore, but other cells explain why a mask selects other rows
+            unused = ["root"] if saved.get("rows") != here["rows"] else ["root", "datasets", "cells"]
+            here |= {name: saved.get(name) for name in unused}
         return saved | {"versions": None}, here | {"versions": None}
 
     def changed_versions(self, saved: Identity) -> str:
