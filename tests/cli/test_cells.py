@@ -263,6 +263,18 @@ def test_state_key_names_one_of_several_states(
     assert [cell["row"] for cell in cells] == loader.cells_of(1)["row"].tolist()
 
 
+def test_equal_states_need_no_key(collection: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """A checkpoint that has one state twice, as Lightning and a data module save it, needs no --state-key."""
+    loader = made(collection)
+    state = json.loads(saved(loader, tmp_path).read_text())
+    arguments = "cells", collection, "--state", tmp_path / "last.pt", "--steps", 1, "--json"
+    torch.save({"loops": {"combined_loader": [state]}, "Cells": dict(state)}, tmp_path / "last.pt")
+    cells = json.loads(said(capsys, *arguments))["cells"]
+    assert [cell["row"] for cell in cells] == loader.cells_of(1)["row"].tolist()
+    torch.save({"loops": {"combined_loader": [state]}, "Cells": state | {"epoch": 1}}, tmp_path / "last.pt")
+    assert "got loops.combined_loader.0 (347 cells), Cells (347 cells)" in said(capsys, *arguments, code=2)
+
+
 class Level(Enum):
     LOW = 1
 

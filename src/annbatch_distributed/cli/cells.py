@@ -126,7 +126,8 @@ def _state(file: Path, key: str | None) -> Any:  # noqa: ANN401 whatever the fil
         raise ValueError(f"the file must be JSON or a PyTorch checkpoint, but {error}. Pass a state.") from error
     states = [(".".join(map(str, path)), state) for path, state in states_in(content)]
     named = [state for path, state in states if key in (None, path)]
-    if len(named) != 1:
+    # a Lightning checkpoint may have the state of a loader twice: by Lightning, and by the data module
+    if not named or any(state != named[0] for state in named):
         listed = [f"{path} ({_kind(state)})" for path, state in states]
         wanted = "one state of a loader" if key is None else f"one state of a loader at {key}"
         raise ValueError(
