@@ -167,6 +167,19 @@ def test_distribute_draws_training_cells_by_weights() -> None:
     assert sorted(validated.tolist()) == list(range(N_TRAIN, N_OBS))
 
 
+def test_cells_without_labels_are_warned_of() -> None:
+    """Cells without a value in a column of scvi-tools' data module are named, as it makes a category of them."""
+    cells: Any = Cells()
+    cells.dataset = Loader(batch_sampler=RandomSampler(**SIZES), preload_to_gpu=False)
+    donors = pd.Categorical(["a", None, "b", None] * 4)
+    obs = pd.DataFrame({"donor": donors, "site": ["x"] * 16}, index=np.arange(16).astype(str))
+    cells.dataset.add_adatas([ad.AnnData(np.ones((16, 1), "f4"), obs)] * 2)
+    cells._batch_key, cells._label_key, cells._categorical_covariate_keys = "donor", "site", ["donor", "no"]
+    with pytest.warns(UserWarning, match=r"16 cells have no value in 'donor', so scvi-tools .*'nan'") as caught:
+        distribute(cells)
+    assert len(caught) == 1
+
+
 def test_distribute_leaves_other_loaders() -> None:
     """Loaders that are not annbatch's stay unchanged."""
     module = distribute(Others())

@@ -16,10 +16,12 @@ from annbatch import Loader
 from annbatch.samplers import RandomSampler
 
 from annbatch_distributed.checks.exchange import initialized
-from annbatch_distributed.core.values import check_arguments, integer
+from annbatch_distributed.core.values import check_arguments, integer, plural
 from annbatch_distributed.core.wrapped import n_draws
+from annbatch_distributed.cursor import warn
 from annbatch_distributed.integrations.embedding import embed
 from annbatch_distributed.loader import StatefulLoader
+from annbatch_distributed.loader._annbatch import obs_of
 from annbatch_distributed.ranks import DistInfo, Rank, deferred
 from annbatch_distributed.sampler import DistributedSampler
 
@@ -123,6 +125,7 @@ def distribute[Module](
         trial = RandomSampler(1, 1 << 20, 1)
     DistributedSampler(trial, dist_info=Rank(0, 1), seed=integer("seed", seed, least=0), **options)
     integer("prefetch", prefetch, least=0)
+    _warn_of_missing_labels(datamodule)
     if dist_info is not None:
         deferred(dist_info)
     distributed: Any = copy.copy(datamodule)
@@ -131,6 +134,21 @@ def distribute[Module](
         options["remainder"] = "exact"
     distributed._sharing = _Sharing(dist_info, prefetch, {"seed": seed, **options})
     return distributed  # type: ignore[no-any-return]  # of a subclass that is made at run time
+
+
+def _warn_of_missing_labels(datamodule: Any) -> None:  # noqa: ANN401 any data module
+    """Warn if cells have no value in a column of scvi-tools' data module, which takes them for a category ``nan``."""
+    loader = getattr(datamodule, "dataset", None)
+    names = [getattr(datamodule, f"_{name}_key", None) for name in ("batch", "label", "sample")]
+    columns = dict.fromkeys([*names, *(getattr(datamodule, "_categorical_covariate_keys", None) or ())])
+    tables = obs_of(loader) if isinstance(loader, Loader) else []
+    for column in columns:
+        n_missing = sum(int(obs[column].isna().sum()) for obs in tables if column in obs)
+        if n_missing:
+            warn(
+                f"{plural(n_missing, 'cell')} have no value in {column!r}, so scvi-tools trains them as a category "
+                "'nan'. Leave them out of the collection, or name them if they belong together."
+            )
 
 
 class _Sharing:
