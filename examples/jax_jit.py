@@ -76,7 +76,9 @@ def step(
     """Take one step down the gradient of all processes' cells."""
 
     def loss_of(weights: Weights) -> jax.Array:
-        scores = jax.nn.log_softmax(cells @ weights["matrix"] + weights["bias"])
+        scores = jax.nn.log_softmax(
+            jnp.log1p(cells) @ weights["matrix"] + weights["bias"]
+        )
         return -jnp.take_along_axis(scores, types[:, None], axis=1).mean()
 
     loss, gradient = jax.value_and_grad(loss_of)(weights)

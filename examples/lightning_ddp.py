@@ -123,7 +123,7 @@ class Classifier(LightningModule):
         targets = torch.tensor(
             self.cells.classes.get_indexer(labels), device=self.device
         )
-        return self.network(batch["X"].to_dense().float()), targets
+        return self.network(torch.log1p(batch["X"].to_dense())), targets
 
     def configure_optimizers(self) -> torch.optim.Optimizer:
         """Return the optimizer."""
