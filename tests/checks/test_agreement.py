@@ -225,20 +225,25 @@ def test_generators_must_agree_within_a_shard_only() -> None:
 
 
 class Turned:
-    """A sharding that starts at a row which no description shows."""
+    """A sharding that starts, or turns the rows 8:24, at a row which no description shows."""
 
-    def __init__(self, first: int) -> None:
-        self.hidden = io.StringIO(str(first))
+    def __init__(self, first: int, *, is_within: bool) -> None:
+        self.hidden, self.is_within = io.StringIO(str(first)), is_within
 
     def __call__(self, rows: Rows, *, epoch: int, seed: int | None) -> Rows:
-        return rows.cyclic(int(self.hidden.getvalue()), len(rows))
+        first = int(self.hidden.getvalue())
+        if not self.is_within:
+            return rows.cyclic(first, len(rows))
+        return rows.cut(0, 8) + rows.cut(8, 24).cyclic(first, 16) + rows.cut(24, len(rows))
 
 
-def test_hidden_difference_between_plans_raises() -> None:
+@pytest.mark.parametrize("is_within", [False, True])
+def test_hidden_difference_between_plans_raises(is_within: bool) -> None:
     """Plans that differ by a value that no setting shows raise the same error on every rank."""
 
     def rank(number: int, first: int) -> DistributedSampler:
-        return DistributedSampler(SequentialSampler(4, 2, 4), dist_info=Rank(number, 2), sharding=Turned(first))
+        sharding = Turned(first, is_within=is_within)
+        return DistributedSampler(SequentialSampler(4, 2, 4), dist_info=Rank(number, 2), sharding=sharding)
 
     assert agreement([rank(0, 8), rank(1, 8)]) == ["", ""]
     wrong = agreement([rank(0, 8), rank(1, 12)])

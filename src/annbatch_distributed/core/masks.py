@@ -304,7 +304,7 @@ def _of_values(mask: _Values) -> Mask:
     if values.dtype.kind == "b":
         names_of("mask", mask)  # raises if its index numbers the rows in a different order
         rows = Rows.from_mask(values)
-        if not len(rows):
+        if not len(rows.starts):  # len(rows) would add up all ranges
             raise ValueError(f"mask must select at least one row, got {len(values):,} values that are all False.")
         return Mask(rows, len(values), is_slices=False)
     if values.dtype.kind not in "iu":
