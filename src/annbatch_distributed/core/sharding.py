@@ -64,7 +64,7 @@ class Shuffled:
         rank 1    4 5 6 7 8 9         4 5 0 1 10 11     2 3 0 1 10 11
 
     The order of the blocks depends on the sampler's ``seed`` and the epoch. Every rank computes it, which takes some
-    seconds and 400 MB in each epoch for 10^9 rows in blocks of 64.
+    seconds and 490 MB in each epoch for 10^9 rows in blocks of 64. Of this, 370 MB are held during the epoch.
 
     Blocks begin at multiples of their size, so a row is in the same block in every epoch. The rows of a block that a
     mask selects stay together. A boundary between ranks may cut a block. Such parts come after the whole blocks in a
@@ -127,8 +127,10 @@ class Shuffled:
         rng = np.random.default_rng(np.random.SeedSequence([seed, epoch], spawn_key=(0, 0)))
         order = rng.permutation(len(bounds) - 1)
         starts = bounds[order]
-        order += 1  # in place, to save memory
-        return Order(rows, Rows.of_bounds(starts, bounds[order]))
+        order += 1
+        stops = bounds[order]
+        del bounds, order  # to save memory, since ranges that happen to continue each other are joined in new arrays
+        return Order(rows, Rows.of_bounds(starts, stops))
 
     def check_seed(self, seed: int | None) -> None:
         """Raise a ValueError if there is no seed."""
