@@ -3,6 +3,10 @@
 from __future__ import annotations
 
 import copy
+import pickle
+from multiprocessing.context import set_spawning_popen
+from multiprocessing.reduction import ForkingPickler
+from types import SimpleNamespace
 from typing import TYPE_CHECKING, Any
 
 import pytest
@@ -13,6 +17,7 @@ from lightning import Fabric, Trainer
 
 from annbatch_distributed import DistributedSampler, deferred
 from annbatch_distributed.ranks import RankSource
+from annbatch_distributed.sampler import cursor_of
 from tests.loaders import numbered
 from tests.processes.launch import forked_ranks, run
 from tests.processes.results import read_results
@@ -144,3 +149,19 @@ def test_spawned_workers_get_rank_without_trainer() -> None:
     loader = numbered(sampler(trainer), 40)
     read = [row for batch in loader.to_dataloader(num_workers=1) for row in batch["index"].tolist()]
     assert sorted(read) == list(range(40))
+
+
+def test_spawned_rank_gets_workers_of_its_trainer() -> None:
+    """A rank that a Trainer spawns asks this Trainer, also through a DataLoader of workers that the Trainer holds."""
+    trainer = Trainer(accelerator="cpu", devices=2, strategy="ddp_spawn", **QUIET)
+    dataloader = numbered(sampler(trainer), 40).to_dataloader(num_workers=2)
+    trainer.within_fit = dataloader  # type: ignore[attr-defined]  # a trainer holds it among private attributes
+    inherited: list[int] = []
+    set_spawning_popen(SimpleNamespace(duplicate_for_child=inherited.append))
+    try:
+        pickled = bytes(ForkingPickler.dumps((trainer, dataloader)))
+    finally:
+        set_spawning_popen(None)
+    assert len(inherited) == len(set(inherited))  # a process can't be spawned with a descriptor twice
+    of_rank, workers = pickle.loads(pickled)
+    assert cursor_of(workers.sampler).rank_source.framework_object is of_rank

@@ -142,14 +142,30 @@ class WorkerDataLoader(Waits, DataLoader[Any]):
             options = {"multiprocessing_context": "spawn", "persistent_workers": True} | options
         self._loader = dataset
         super().__init__(dataset, batch_size=None, num_workers=num_workers, **options)
-        self._part = _Part(dataset)
-        self._make_workers = partial(DataLoader[Any], self._part, batch_size=None, num_workers=num_workers, **options)
-        self._workers = self._make_workers()
+        self._options = {"batch_size": None, "num_workers": num_workers, **options}
+        self._make_parts()
         # the last pass, and the rows of its batches; None if batches have no rows
         self._pass: Pass | None = None
         self._read: Tally | None = None
+
+    def _make_parts(self) -> None:
+        """Make the workers and the memory that is shared with them."""
+        self._part = _Part(self._loader)
+        self._workers = self._make_workers()
         # the number of changes of the sampler before these workers were started
         self._n_changes: int | None = None
+
+    def _make_workers(self) -> DataLoader[Any]:
+        return DataLoader(self._part, **self._options)
+
+    def __getstate__(self) -> dict[str, Any]:
+        # a copy, as in a rank that a trainer spawns, has its own workers; and a loader that holds the trainer must be
+        # pickled with it, and not in the file of a worker
+        return {name: value for name, value in vars(self).items() if name not in ("_part", "_workers", "_n_changes")}
+
+    def __setstate__(self, state: dict[str, Any]) -> None:
+        vars(self).update(state)
+        self._make_parts()
 
     @property  # type: ignore[override]  # torch has an attribute
     def dataset(self) -> BaseLoader:
