@@ -390,6 +390,25 @@ def test_restarted_epoch_counts_from_zero(at: tuple[int, int], tmp_path: Path) -
     assert epochs_of(module)[at[0] :] == alone(**more)[at[0] :]
 
 
+@pytest.mark.parametrize("hook", ["on_train_epoch_start", "on_train_batch_end", "on_train_epoch_end", "on_train_end"])
+def test_training_loader_is_refused_in_hooks(hook: str, tmp_path: Path) -> None:
+    """A hook that reads the loader that trains raises, since it would change the state; a second loader works."""
+    loader, second = loader_of(Rank(0, 1)), loader_of(Rank(0, 1))
+    read: list[int] = []
+
+    def read_in(other: StatefulLoader) -> None:
+        module = Module()
+        setattr(module, hook, lambda *_: read.append(sum(1 for _ in other)))
+        trainer_of(tmp_path, max_epochs=2).fit(module, loader)
+
+    with pytest.raises(RuntimeError, match=r"iterated over in a hook, .* Iterate over a second loader"):
+        read_in(loader)
+    read.clear()
+    loader.set_epoch(0)
+    read_in(second)
+    assert set(read) == {N}
+
+
 def test_fabric_keeps_state_of_to_dataloader() -> None:
     """Fabric accepts the result of to_dataloader, and its epoch count does not drop the state."""
     fabric = Fabric(accelerator="cpu", devices=1)

@@ -20,6 +20,9 @@ __all__ = ["Training", "errors_explained", "training_on"]
 
 _FIT_LOOPS = "lightning.pytorch.loops.fit_loop", "pytorch_lightning.loops.fit_loop"
 
+#: Beginnings of the names of Lightning's modules.
+_LIGHTNING = "lightning.pytorch.", "pytorch_lightning."
+
 #: Any trainer, so that Lightning isn't imported.
 type Trainer = Any
 
@@ -72,6 +75,11 @@ class Training:
 
         A trainer doesn't read batches that it counts as done. Without a limit, it reads as many batches as it counted.
         """
+        if self._batches.ready and not n_done and not _is_fetching():
+            raise RuntimeError(
+                "The loader that the trainer reads was iterated over in a hook, and the state of the training would be "
+                "lost. Iterate over a second loader of the same cells there, which has its own sampler."
+            )
         # several loaders may start again at any step
         if len(self._loaders) == 1 and self._batches.ready and not n_done:
             raise RuntimeError(
@@ -112,6 +120,14 @@ def _calling_trainer() -> Trainer | None:
     while frame is not None and frame.f_globals.get("__name__") not in _FIT_LOOPS:
         frame = frame.f_back
     return None if frame is None else getattr(frame.f_locals.get("self"), "trainer", None)
+
+
+def _is_fetching() -> bool:
+    """Return True if the trainer itself asks for batches, and not a hook that it calls."""
+    frame: FrameType | None = sys._getframe(1)
+    while frame is not None and not str(frame.f_globals.get("__name__")).startswith(_LIGHTNING):
+        frame = frame.f_back
+    return frame is None or str(frame.f_globals["__name__"]).endswith((".combined_loader", ".fetchers"))
 
 
 @contextmanager
