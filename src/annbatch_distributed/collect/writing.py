@@ -158,7 +158,7 @@ def _dtypes(
 ) -> tuple[np.dtype[Any], np.dtype[Any]]:
     """Return the dtype to store, the smallest for counts unless ``dtype`` is another, and the dtype of the files.
 
-    ``dtypes`` and ``statistics`` are those of each file.
+    ``dtypes`` and ``statistics`` have an item for each file.
     """
     every = [*chain.from_iterable(statistics)]
     are_counts, most = _largest(every) in (None, Kind.COUNTS), max(part.most for part in every)
