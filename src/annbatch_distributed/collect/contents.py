@@ -17,7 +17,7 @@ from annbatch_distributed.collect.genes import choose_genes, named, var_of
 from annbatch_distributed.collect.labels import Spellings, check_groups, replace_labels, unite
 from annbatch_distributed.collect.problems import Problems
 from annbatch_distributed.collect.values import Kind
-from annbatch_distributed.core.values import few, plural
+from annbatch_distributed.core.values import digest, few, plural
 
 
 class Options(NamedTuple):
@@ -50,12 +50,15 @@ class Contents(NamedTuple):
 def inspect(entries: Sequence[Entry], options: Options) -> Contents:
     """Return the contents of all files; raises one error with all problems of all files."""
     files, problems = list[File](), list[str]()
+    tables_of_genes = dict[str, pd.DataFrame]()
     # --obs chooses columns of the files; what a user has written into a sample sheet is kept
     of_sheet = [*chain.from_iterable(entry.labels for entry in entries)]
     kept = None if options.obs is None else [*options.obs, *of_sheet]
     for entry in entries:
         with _noted(problems):
-            files.append(_with_shared_var(inspected(entry, columns=kept, rename=options.rename), files))
+            file = inspected(entry, columns=kept, rename=options.rename)
+            # thousands of files have the same genes, and share one table of them
+            files.append(file._replace(var=tables_of_genes.setdefault(_digest_of(file.var), file.var)))
     for option, columns in (("--group-by", options.group_by or ()), ("--labels", options.labels)):
         if kept is not None and (not_kept := [name for name in columns if name not in kept]):
             problems.append(f"{option}: columns must be kept, got {', '.join(not_kept)}. Add them to --obs")
@@ -89,9 +92,9 @@ def inspect(entries: Sequence[Entry], options: Options) -> Contents:
     return Contents(files, tables, genes, var, lines)
 
 
-def _with_shared_var(file: File, others: Sequence[File]) -> File:
-    """Return a file with the ``var`` of another one if it is equal, since thousands of files have the same genes."""
-    return next((file._replace(var=other.var) for other in others if other.var.equals(file.var)), file)
+def _digest_of(var: pd.DataFrame) -> str:
+    """Return a digest of the names and labels of genes."""
+    return digest(repr([*var]), pd.util.hash_pandas_object(var, categorize=False).to_numpy())
 
 
 @contextmanager
