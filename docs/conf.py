@@ -44,8 +44,6 @@ toc_object_entries_show_parents = "hide"
 nitpicky = True
 nitpick_ignore = [
     ("py:class", "Module"),  # a type variable
-    # a base class of the loaders
-    ("py:class", "annbatch_distributed.loader.base.BaseLoader"),
     # a property, of which Sphinx tells where its type is defined
     ("py:class", "numpy.random._generator.Generator"),
 ]

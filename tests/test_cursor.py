@@ -10,8 +10,6 @@ import pytest
 from annbatch.samplers import RandomSampler
 
 from annbatch_distributed import DistributedSampler, Rank
-from annbatch_distributed.core.lanes import Segment
-from annbatch_distributed.core.state import Position
 from annbatch_distributed.cursor import Cursor
 from annbatch_distributed.sampler import cursor_of
 from tests.samplers import batches
@@ -26,37 +24,18 @@ def new() -> Cursor:
     return cursor_of(DistributedSampler(sampler, dist_info=Rank(0, 2), seed=0))
 
 
-def passes_of_epoch(epoch: int, n_passes: int) -> list[list[list[int]]]:
-    """The batches of the first passes of an epoch, without an interruption."""
-    cursor = new()
-    cursor.set_epoch(epoch)
-    return [batches(cursor.begin_sampling(N_OBS)) for _ in range(n_passes)]
-
-
-@pytest.mark.parametrize("is_set", [False, True])
-def test_loaded_pass_resumes_if_its_epoch_is_set(is_set: bool) -> None:
-    """A state of any pass, after any number of its batches, resumes there, also if its epoch is set afterwards."""
-    passes = passes_of_epoch(3, 3)
-    for number, whole in enumerate(passes):
-        for done in range(len(whole)):
-            before, after = new(), new()
-            before.set_epoch(3)
-            for _ in range(number + 1):
-                before.begin(N_OBS)
-            after.resume(before.state(done, {}), strict=True)
-            if is_set:
-                after.set_epoch(3)
-            assert batches(after.begin(N_OBS)) == whole[done:]
+def state_of(cursor: Cursor, batches_done: int) -> dict[str, Any]:
+    return cursor.state(cursor.position_after(batches_done), {})
 
 
 def test_state_before_a_pass_has_known_bounds() -> None:
     """A loaded state has the number of rows, so the next state can't have more batches than the epoch."""
     before, after = new(), new()
     before.begin(N_OBS)
-    after.resume(before.state(0, {}), strict=True)
-    assert [after.state(done, {})["finished"] for done in range(13)] == [False] * 12 + [True]
+    after.resume(state_of(before, 0), strict=True)
+    assert [state_of(after, done)["finished"] for done in range(13)] == [False] * 12 + [True]
     with pytest.raises(ValueError, match="must be from 0 to 12"):
-        after.state(13, {})
+        state_of(after, 13)
 
 
 def test_number_of_rows_may_change_between_epochs() -> None:
@@ -64,7 +43,7 @@ def test_number_of_rows_may_change_between_epochs() -> None:
     for done in (5, 12):
         before, after = new(), new()
         before.begin(N_OBS)
-        after.resume(before.state(done, {}), strict=True)
+        after.resume(state_of(before, done), strict=True)
         if done == 5:
             with pytest.raises(ValueError, match=f"saved for a collection of {N_OBS} rows"):
                 after.begin(N_OBS + 8)
@@ -77,7 +56,8 @@ def test_rows_follow_the_workers_of_the_pass(n_workers: int) -> None:
     """The rows of the steps are in the order in which the workers of the last pass yield them."""
     sampler = DistributedSampler(RandomSampler(4, 4, 4), dist_info=Rank(0, 2), seed=0)
     yielded = read_by_workers(sampler, N_OBS, n_workers)
-    cursor_of(sampler).begin_by_workers(N_OBS, n_workers)
+    cursor = cursor_of(sampler)
+    cursor.begin(N_OBS, cursor.next(n_workers))
     steps = sampler.rows_of(N_OBS, slice(None), ranks=0).groupby("step")["row"]
     assert [rows.tolist() for _, rows in steps] == yielded
 
@@ -87,19 +67,8 @@ def test_cut_pass_has_left_its_remaining_batches() -> None:
     for done in range(13):
         cursor = new()
         cut = cursor.begin(N_OBS)
-        cursor.reshard(cursor.state(done, {}), Rank(0, 1))
-        assert cursor.has_left(cut) == (done < 12)
-
-
-@pytest.mark.parametrize("passes", [0, 1, 2])
-@pytest.mark.parametrize("done", [0, 1, 5])
-def test_only_new_passes_warn_of_same_rows(passes: int, done: int) -> None:
-    """A pass that reads the rows of the pass before warns, but the rest of a pass that was interrupted doesn't."""
-    cursor, n_obs = new(), N_OBS + 1  # of which one row is dropped, another one in each epoch
-    with warnings.catch_warnings(record=True) as caught:
-        warnings.simplefilter("always")
-        cursor.begin(n_obs, cursor.epochs.here(Position(0, passes, (Segment(2, 1, done),))))
-    assert len(caught) == (passes > 0 and done == 0)
+        cursor.reshard(cursor.position_after(done), Rank(0, 1))
+        assert cursor.clock.has_left(cut) == (done < 12)
 
 
 @pytest.mark.parametrize("options", [{"remainder": "exact"}, {"remainder": "pad"}, {"virtual_ranks": 64}])

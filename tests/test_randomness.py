@@ -1,4 +1,4 @@
-"""Random generators: every combination of rank, root, epoch and pass has its own."""
+"""Random generators: every combination of rank, root and epoch has its own."""
 
 from __future__ import annotations
 
@@ -11,22 +11,19 @@ from annbatch_distributed.core.stream import generator
 
 
 def test_different_coordinates_are_different_generators() -> None:
-    coordinates = list(product(range(4), range(4), range(4), range(3)))
-    states = {
-        generator(root, stream=rank, epoch=epoch, passes=passes).integers(2**63)
-        for root, rank, epoch, passes in coordinates
-    }
+    coordinates = list(product(range(4), range(4), range(4)))
+    states = {generator(root, stream=rank, epoch=epoch).integers(2**63) for root, rank, epoch in coordinates}
     assert len(states) == len(coordinates)
 
 
 def test_equal_coordinates_are_equal_generators() -> None:
     """Equal coordinates have generators of the same numbers."""
-    draws = [generator(7, stream=2, epoch=1, passes=3).random(5).tolist() for _ in range(2)]
+    draws = [generator(7, stream=2, epoch=1).random(5).tolist() for _ in range(2)]
     assert draws[0] == draws[1]
 
 
-def test_first_pass_has_annbatchs_generator() -> None:
-    """The first pass of epoch 0 has annbatch's generator; epoch 1 has a different one."""
+def test_first_epoch_has_annbatchs_generator() -> None:
+    """Epoch 0 has annbatch's generator; epoch 1 has a different one."""
     for root in (0, 7, 2**40, draw_root_seed(np.random.default_rng(0))):
         theirs = np.random.default_rng([3, root])
         assert generator(root, stream=3, epoch=0).bit_generator.state == theirs.bit_generator.state

@@ -39,7 +39,6 @@ class Checkpoint:
 
     state: str
     epoch: int
-    passes: int
     n_streams: int | None
     """Number of streams of the pass; None if no batch of it is done."""
     steps: Steps
@@ -71,7 +70,7 @@ class History:
             assume(False)
         self.checkpoints: list[Checkpoint] = []
         self.has_step_done = False
-        self.begin(0, 0)
+        self.begin(0)
 
     def make_ranks(self, which: int) -> list[StatefulLoader | WorkerDataLoader]:
         """Return new loaders for one of the job's possible numbers of ranks."""
@@ -79,9 +78,9 @@ class History:
         loaders = [numbered(sampler, self.drawn.n_obs, prefetch=self.kind % 2) for sampler in samplers]
         return [loader.to_dataloader() for loader in loaders] if self.kind == 2 else [*loaders]
 
-    def begin(self, epoch: int, passes: int, steps: Steps | None = None, n_streams: int | None = None) -> None:
+    def begin(self, epoch: int, steps: Steps | None = None, n_streams: int | None = None) -> None:
         """Record that a pass starts next, of which some steps are done."""
-        self.epoch, self.passes, self.steps = epoch, passes, dict(steps or {})
+        self.epoch, self.steps = epoch, dict(steps or {})
         self.done = self.steps
         self.n_streams = n_streams if steps else None
         self.iterators: list[Iterator[Any]] | None = None
@@ -122,13 +121,16 @@ class History:
             if not (calls_step_done and count and count == max(counts)):
                 assert next(iterator, None) is None
         self.check_read()
-        self.begin(self.epoch, self.passes + 1)
+        # until the next pass begins, the place is the end of this epoch
+        self.begin(self.epoch)
         self.is_finished = True
         self.save()
 
     def begin_pass(self) -> None:
         assert {loader.next_epoch for loader in self.ranks} == {self.epoch + self.is_finished}
-        self.n_left, self.has_looked, self.is_finished = self.counts(), False, False
+        if self.is_finished:
+            self.begin(self.epoch + 1)
+        self.n_left, self.has_looked, self.is_loaded = self.counts(), False, False
         n_done = len({step for step, _ in self.steps})
         assert [len(loader) for loader in self.ranks] == [n_done + n_left for n_left in self.n_left]
         samplers = [loader.sampler for loader in self.ranks]
@@ -136,9 +138,6 @@ class History:
         # a loop that was open while the ranks changed continues
         self.iterators = [self.still_open.get(rank) or iter(loader) for rank, loader in enumerate(self.ranks)]
         self.n_streams = self.n_streams or len(self.ranks)
-        self.is_loaded = self.is_loaded and bool(
-            self.steps
-        )  # a state at the start of an epoch has no position to resume
 
     def to_batch(self, batch: Any) -> Batch:
         rows = batch["index"].tolist()
@@ -161,8 +160,6 @@ class History:
         is_virtual, whole = "virtual_ranks" in self.options, list[Batch]()
         for sampler in job(self.drawn.sampler, 1 if is_virtual else self.n_streams, **self.options):
             sampler.set_epoch(self.epoch)
-            for _ in range(self.passes):
-                sampler.sample(self.drawn.n_obs)
             whole += read_by(sampler, self.drawn.n_obs)
         read, policy = self.joint_batches(self.steps), self.options["remainder"]
         event(f"{self.drawn.kind}, {policy}, virtual={is_virtual}, {self.n_streams} to {len(self.ranks)} ranks")
@@ -214,7 +211,7 @@ class History:
             return
         (state,) = {json.dumps(loader.state_dict()) for loader in self.ranks}
         steps = self.done if self.has_step_done else self.steps
-        position = self.epoch, self.passes, self.n_streams, steps
+        position = self.epoch, self.n_streams, steps
         self.checkpoints.append(Checkpoint(state, *position, len(self.ranks), self.is_finished))
 
     def load(self, which: int, before_the_last: int, then: str) -> None:
@@ -237,7 +234,7 @@ class History:
         if messages != {""}:
             return
         self.ranks, self.has_step_done = ranks, False
-        self.begin(checkpoint.epoch, checkpoint.passes, checkpoint.steps, checkpoint.n_streams)
+        self.begin(checkpoint.epoch, checkpoint.steps, checkpoint.n_streams)
         self.is_loaded, self.is_finished = True, checkpoint.is_finished
         if then == "set_epoch":  # as frameworks do with the epoch that they have just loaded
             self.set_epoch(self.epoch)
@@ -280,43 +277,40 @@ class History:
                 loader.step_done()
         iterators, steps = self.iterators or [], self.done if self.has_step_done else self.steps
         is_finished = self.is_finished
-        self.begin(self.epoch, self.passes, steps, self.n_streams)
+        self.begin(self.epoch, steps, self.n_streams)
         self.is_loaded, self.is_finished = True, is_finished
         assert len({json.dumps(loader.state_dict()) for loader in self.ranks}) == 1
         if is_open:
             self.still_open = dict(enumerate(iterators[: len(survivors)]))
 
     def set_epoch(self, epoch: int) -> None:
-        """Set an epoch; a resumed epoch continues until it is finished, or until a later epoch is set."""
-        has_started = self.has_looked or self.iterators is not None  # then no unread part of the state is discarded
-        if self.is_loaded and not has_started and epoch < self.epoch:
+        """Set an epoch, which changes nothing if the place is in this epoch."""
+        if self.is_loaded and epoch < self.epoch:
             for loader in self.ranks:
                 with pytest.raises(ValueError, match=r"set_epoch\(\d\) would discard"):
                     loader.set_epoch(epoch)
             return
-        continues = epoch == self.epoch and (self.is_loaded or any(loader.batches_done for loader in self.ranks))
         for loader in self.ranks:
             loader.set_epoch(epoch)
-        if continues and self.is_loaded and self.is_finished:
+        if epoch == self.epoch and self.is_finished and self.is_loaded:
             assert not any(self.counts())
             assert [batch for loader in self.ranks for batch in loader] == []
-            self.begin(epoch, self.passes)
+            self.begin(epoch)
             self.is_finished = True
-        elif not continues:
-            self.begin(epoch, 0)
+        elif epoch != self.epoch or self.is_finished:
+            self.begin(epoch)
 
     def look(self) -> None:
-        """Peek at a batch: a resumed epoch still has its rest, otherwise the next pass has a different order."""
+        """Peek at a batch, after which the next pass begins where it would have."""
         # peeking at the last batch of all would read it
         if self.iterators is not None or min(self.counts()) < 2:
             return
+        if self.is_finished:
+            self.begin(self.epoch + 1)
         self.still_open = {}
         for loader in self.ranks:
             next(iter(loader), None)
-        self.has_looked, self.is_finished = True, False
-        if not self.steps:
-            self.is_loaded = False
-            self.passes += 1
+        self.has_looked, self.is_loaded = True, False
 
 
 #: The next action, with its arguments.

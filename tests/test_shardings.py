@@ -336,28 +336,3 @@ def test_function_receives_epoch_and_seed() -> None:
     rank.set_epoch(3)
     rank.sample(12)
     assert set(calls) == {(3, 7)}
-
-
-@pytest.mark.parametrize(
-    ("options", "n_obs", "warns"),
-    [
-        ({"sharding": "shuffled"}, 96, True),
-        ({"sharding": rotation}, 96, True),
-        ({}, 101, True),
-        ({}, 96, False),
-        ({"remainder": "exact"}, 101, False),
-    ],
-)
-def test_second_pass_without_set_epoch_warns_once(options: Any, n_obs: int, warns: bool) -> None:
-    """A second pass without `set_epoch` warns once if epochs move rows or drop different ones."""
-    (sampler, _) = job(RandomSampler(4, 4, 4), 2, seed=0, **options)
-    with warnings.catch_warnings(record=True) as caught:
-        warnings.simplefilter("always")
-        for epoch in range(3):
-            sampler.set_epoch(epoch)
-            list(sampler.sample(n_obs))
-        assert caught == []
-        for _ in range(2):
-            list(sampler.sample(n_obs))
-    assert len(caught) == warns
-    assert all("to_dataloader" in str(one.message) and one.filename == __file__ for one in caught)

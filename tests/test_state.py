@@ -21,7 +21,6 @@ from annbatch_distributed.sampler import cursor_of
 STATE: dict[str, Any] = {
     "version": 1,
     "epoch": 2,
-    "pass": 1,
     "segments": [[3, 1, 5], [4, 2, 7]],
     "finished": False,
     "identity": {"n_obs": 100, "rows": [[0, None]], "seed": None, "sampler": {"type": "Mine", "sizes": [8, 4]}},
@@ -37,7 +36,7 @@ IDENTITY: dict[str, Any] = {
 def test_state_is_read_as_written() -> None:
     """`from_state` returns the position and the identity that a state contains."""
     at, identity = from_state(STATE)
-    assert (at.epoch, at.passes) == (2, 1)
+    assert at.epoch == 2
     first, second = at.segments
     assert (first.n_lanes, first.n_workers, first.done) == (3, 1, 5)
     assert (second.n_lanes, second.n_workers, second.done) == (4, 2, 7)
@@ -50,7 +49,7 @@ def test_state_is_read_as_written() -> None:
 def test_position_is_written_to_the_state() -> None:
     """`to_state` writes a position and an identity to a state."""
     segments = (Segment(n_lanes=3, n_workers=1, done=5), Segment(n_lanes=4, n_workers=2, done=7))
-    position = Position(epoch=2, passes=1, segments=segments)
+    position = Position(epoch=2, segments=segments)
     assert json.loads(json.dumps(to_state(position, IDENTITY))) == STATE
     others = {"finished": True, "unverified": True}
     assert to_state(replace(position, **others), IDENTITY) == STATE | others
@@ -60,14 +59,14 @@ def test_state_stays_small_whatever_is_selected() -> None:
     """A state contains digests of a mask of very many ranges and of very many datasets."""
     sampler = DistributedSampler(RandomSampler(4, 2, 4), dist_info=Rank(0, 2), mask=np.arange(0, 10**5, 2), seed=0)
     datasets = listed([[1000, 20_000]] * 10**5)
-    state = json.dumps(cursor_of(sampler).state(None, {"datasets": datasets, "cells": "0" * 32}))
+    state = json.dumps(cursor_of(sampler).state(Position(), {"datasets": datasets, "cells": "0" * 32}))
     assert len(state) < 1_500
     others = [
-        cursor_of(sampler).state(None, {"datasets": listed([[1000, 20_000]] * n)})["identity"] for n in (2, 10**5)
+        cursor_of(sampler).state(Position(), {"datasets": listed([[1000, 20_000]] * n)})["identity"] for n in (2, 10**5)
     ]
     assert differences(*others)
     segments = (Segment(2**20, 2**20, 10**9),) * 100
-    assert len(json.dumps(to_state(Position(10**9, 2**63 - 1, segments), IDENTITY))) < 5_000
+    assert len(json.dumps(to_state(Position(2**63 - 1, segments), IDENTITY))) < 5_000
 
 
 def test_differences_name_their_path() -> None:
@@ -105,7 +104,7 @@ DAMAGED: list[tuple[dict[str, Any], str]] = [
     ({"epoch": 2**63}, "epoch must be at least 0 and below 9223372036854775808, got 9223372036854775808"),
     ({"epoch": np.array([3])}, r"epoch must be an integer, got array\(\[3\]\)"),
     ({"epoch": torch.tensor(3.0)}, r"epoch must be an integer, got tensor\(3\.\)"),
-    ({"pass": 0.5}, "pass must be an integer, got 0.5"),
+    ({"epoch": 0.5}, "epoch must be an integer, got 0.5"),
     ({"segments": []}, "number of segments must be at least 1 and below 101, got 0"),
     ({"segments": [[2, 1, 3]] * 101}, "number of segments must be at least 1 and below 101, got 101"),
     ({"segments": [4, 1, 3]}, "cannot unpack non-iterable int object"),
@@ -164,7 +163,7 @@ def test_state_must_be_a_dict(state: Any) -> None:
     [
         {"version": torch.tensor(1)},
         {"epoch": np.array(2)},
-        {"epoch": torch.tensor(2), "pass": np.int32(1)},
+        {"epoch": torch.tensor(2), "finished": np.int32(0)},
         {"segments": ((3, 1, np.int64(5)), [np.array(4), torch.tensor(2), 7])},
         {"finished": np.int16(0)},
         {"identity": MappingProxyType(IDENTITY | {"n_obs": np.int64(100), "rows": ((np.int8(0), None),)})},
@@ -183,7 +182,7 @@ def test_state_reads_its_largest_numbers() -> None:
     """The largest numbers that a state can have are read, and the state stays small."""
     most = 2**63 - 1
     segments = [[2**20, 2**20, most]] * 100
-    state = STATE | {"epoch": most, "pass": most, "segments": segments}
+    state = STATE | {"epoch": most, "segments": segments}
     at, _ = from_state(state)
-    assert at == Position(most, most, (Segment(2**20, 2**20, most),) * 100)
+    assert at == Position(most, (Segment(2**20, 2**20, most),) * 100)
     assert len(json.dumps(to_state(at, IDENTITY))) < 5_000

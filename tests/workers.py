@@ -33,7 +33,7 @@ def read_by_workers(
     sampler: DistributedSampler, n_obs: int, n_workers: int, read: Callable[[Pass], list[Any]] = batches
 ) -> list[Any]:
     """The batches of a pass by workers that know its position, as PyTorch collects them; the sampler doesn't change."""
-    position = cursor_of(copy.deepcopy(sampler)).begin_by_workers(n_obs, n_workers).position
+    position = cursor_of(copy.deepcopy(sampler)).next(n_workers)
     streams = []
     for worker in range(n_workers):
         with as_worker(worker, n_workers):

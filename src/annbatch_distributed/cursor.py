@@ -1,13 +1,9 @@
-"""The cursor of a sampler: where its next pass begins, and the pass that began last.
+"""The cursor of a sampler: the clock of a rank, and all of a job that can change.
 
-It is the only part of a sampler that changes:
-
-1. ``position`` is where the next pass begins. It moves when an epoch is set, a state is loaded, or a pass begins.
-2. ``last`` is the last pass since then. A state is the position of that pass, after the batches that its consumer has
-   done. A loader has one pass at a time, so a new one ends the one before.
-3. ``rank_source`` and ``epochs`` are replaced when the rank changes, and ``epochs`` also when the mask or the generator
+1. ``clock`` is where the next iteration begins, and the one that has begun last. A state is the position of that
+   iteration, after the batches that its consumer has done.
+2. ``rank_source`` and ``epochs`` are replaced when the rank changes, and ``epochs`` also when the mask or the generator
    does.
-4. Flags record what led there, such as a loaded state, and what was already warned of.
 
 Everything that follows from a position is computed by :class:`Epochs`.
 """
@@ -15,24 +11,21 @@ Everything that follows from a position is computed by :class:`Epochs`.
 from __future__ import annotations
 
 import copy
-import warnings
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import replace
 from functools import partial
-from pathlib import Path
 from typing import TYPE_CHECKING, Any, Self
 
-import annbatch
-
+from annbatch_distributed.core.clock import Clock
 from annbatch_distributed.core.config import Config
 from annbatch_distributed.core.epochs import Epochs
-from annbatch_distributed.core.masks import check_names
 from annbatch_distributed.core.plan import Classes, Plan
 from annbatch_distributed.core.state import Identity, Position, check_identity, from_state, to_state
 from annbatch_distributed.core.stream import Pass
 from annbatch_distributed.core.values import BOUND, few, plural
-from annbatch_distributed.core.worker import SharedFlag, base_seed, current_worker
+from annbatch_distributed.core.warning import warn
+from annbatch_distributed.core.worker import SharedFlag, current_worker
 from annbatch_distributed.ranks import DistInfo, Placement, RankSource
 
 if TYPE_CHECKING:
@@ -44,7 +37,7 @@ type Names = Mapping[str, pd.Index[Any]]
 
 
 class Cursor:
-    """Position of the next pass of a rank, and its last pass."""
+    """What can change of a sampler: its rank, its configuration and its clock."""
 
     def __init__(self, epochs: Epochs, rank_source: RankSource, names: Names) -> None:
         #: Every epoch of this rank, as functions of a position.
@@ -53,33 +46,29 @@ class Cursor:
         self.rank_source = rank_source
         #: Names to compare with the ``obs_names`` of the collection.
         self.names = names
-        #: Position of the next pass, or the end of the last one.
-        self.position = Position()
-        #: Last pass; None if no pass has begun since an epoch was set or a state loaded.
-        self.last: Pass | None = None
+        #: Where the next iteration begins.
+        self.clock = Clock(Position())
         #: Number of changes of the mask, the generator or the rank. Persistent workers don't see such a change.
         self.n_changes = 0
-        # the pass that reshard has cut, as long as its remaining batches come next
-        self._cut: Pass | None = None
-        # True until a pass begins after a state was loaded; True once an epoch was set, which workers rely on
-        self._is_loaded = self._is_set = False
-        # the number of rows, the datasets and the cells of the loaded state, for a loader to compare with its own
-        self._saved: Identity = {}
+        #: The number of rows, the datasets and the cells of the loaded state, for a loader to compare with its own.
+        self.saved: Identity = {}
+        # True if an epoch was set since a state was loaded, which the workers of a plain DataLoader rely on
+        self._is_set = False
         # set by the workers of a DataLoader, since this process can't see otherwise that they have begun to read
         self._workers_have_read = SharedFlag()
         self._warned: set[str] = set()
 
-    # The next pass
+    # Positions
 
     @property
-    def begins_at(self) -> Position:
-        """Position of the next pass; the end of the epoch, if a finished epoch was loaded and is set again."""
-        is_set_again = self._is_loaded and self._is_set
-        return self.position.after() if self.position.finished and not is_set_again else self.position
+    def last(self) -> Pass | None:
+        """Pass that has begun last; None if an epoch was set or a state was loaded since."""
+        last: Pass | None = self.clock.last
+        return last
 
     def next(self, n_workers: int = 1) -> Position:
         """Return the position of the next pass, in a last segment of this job's lanes."""
-        return self.epochs.here(self.begins_at, n_workers)
+        return self.epochs.here(self.clock.next, n_workers)
 
     def of_epoch(self, epoch: int | None, n_workers: int | None = None) -> Position:
         """Return the position of an epoch; by default of the last one that has begun, or else of the next one.
@@ -88,34 +77,30 @@ class Cursor:
         """
         if self.last is None and epoch is None:
             self.check_workers_have_not_read()
-        position = self.position if self.last is None else self.last.position
+        position = self.clock.place if self.last is None else self.last.position
         if n_workers is None or self.last is not None:
             n_workers = position.segments[-1].n_workers if position.segments else 1
         if epoch is not None and epoch != position.epoch:
-            position = Position(epoch)
+            position = position.start_of(epoch)
         return self.epochs.here(position, n_workers)
 
     def go_to(self, position: Position, *, is_loaded: bool = False) -> None:
-        """Make the next pass begin at a position, and forget earlier passes."""
-        self.position, self.last, self._cut, self._is_loaded = position, None, None, is_loaded
-        if not is_loaded:
-            self._saved = {}
-        if current_worker() is None:
-            self._workers_have_read.clear()
+        """Make the next pass begin at a position."""
+        self.clock.go_to(position, is_loaded=is_loaded)
+        self._note_moved()
 
     def set_epoch(self, epoch: int) -> None:
-        """Make the next pass begin at the start of an epoch, or resume this epoch if its state was loaded."""
-        position = self.position
-        if self._is_loaded and epoch < position.epoch:
-            raise ValueError(
-                f"set_epoch({epoch}) would discard the loaded state of epoch {position.epoch}. Start at "
-                "loader.next_epoch. (The loader that Fabric.setup_dataloaders returns counts epochs from 0: iterate "
-                "over the original loader instead.)"
-            )
+        """Make the next pass begin at the start of an epoch, unless the position is in this epoch."""
+        before = self.clock.place
+        self.clock.set_epoch(epoch)
         self._is_set = True
-        # frameworks set the epoch of a state that they have just loaded
-        if epoch != position.epoch or not (self._is_loaded or position.done):
-            self.go_to(Position(epoch))
+        if self.clock.place is not before:
+            self.saved = {}
+        self._note_moved()
+
+    def _note_moved(self) -> None:
+        if current_worker() is None:
+            self._workers_have_read.clear()
 
     def reconfigure(self, config: Config) -> None:
         """Replace the configuration. The next pass is the first of its epoch.
@@ -124,81 +109,80 @@ class Cursor:
         """
         if config.identity(None) == self.epochs.config.identity(None):
             return
-        if self.position.done and not self.position.finished:
+        place = self.clock.place
+        if place.done and not place.finished:
             warn(
-                f"Epoch {self.position.epoch} begins again, because its mask, weights or generator changed: the "
-                f"{plural(self.position.done, 'batch')} that each rank had done before the resume will be read again. "
+                f"Epoch {place.epoch} begins again, because its mask, weights or generator changed: the "
+                f"{plural(place.done, 'batch')} that each rank had done before the resume will be read again. "
                 "To finish this epoch first, change them before the next set_epoch()."
             )
         self.epochs = self.epochs.reconfigured(config)
         self.n_changes += 1
-        self.go_to(Position(self.position.epoch))
+        self.saved = {}
+        self.go_to(place.after() if place.finished else place.start_of(place.epoch))
 
     # The pass
 
     def begin(self, n_obs: int, position: Position | None = None) -> Pass:
         """Begin a pass of this rank, or of a worker's part of it, at a position (default: the next one)."""
         worker, position = current_worker(), position or self.next()
-        plan = self.check(n_obs, position)
+        plan = self.planned(n_obs, position)
         if worker is None or not worker.number:  # one warning is enough
-            self._warn_of_second_pass(plan, position)
-            self._warn_of_small_batches(plan)
+            self._warn_once(_about_small_batches(plan, self.epochs.virtual_ranks))
         new = self.epochs.pass_at(n_obs, position, worker)
-        self.last, self._cut, self._is_loaded = new, None, False
-        # the remaining batches of a resumed epoch stay next until all are read, so peeking at a batch skips none
-        self.position = position if position.done else position.after()
+        self.clock.begin(new, position)
         return new
 
     def begin_sampling(self, n_obs: int) -> Pass:
         """Begin the next pass for annbatch's ``Loader``, maybe in a worker of a plain ``DataLoader``."""
-        position = self.next()
-        if current_worker() is not None:
+        worker, position = current_worker(), self.next()
+        if worker is None:
+            new = self.begin(n_obs, position)
+            new.on_end = partial(self.end, new)
+        else:
             self._workers_have_read.set()
-            position = self._position_in_worker(position)
-        new = self.begin(n_obs, position)
-        new.on_next, new.on_end = partial(self.check_rank, new.placement), partial(self.end, new)
-        return new
-
-    def begin_by_workers(self, n_obs: int, n_workers: int) -> Pass:
-        """Begin the next pass in this process, for workers that receive its position."""
-        new = self.begin(n_obs, self.next(n_workers))
-        new.is_by_workers = True
+            self._check_worker(worker.number, position)
+            self.clock.go_to(position)
+            new = self.begin(n_obs, position)
+        new.on_next = partial(self.check_rank, new.placement)
         return new
 
     def end(self, ended: Pass) -> None:
-        """Record that a pass has ended."""
+        """Record that the last batch of a pass was taken."""
         ended.has_ended = True
-        if ended is self.last:
-            self.position = replace(ended.position, segments=(), finished=True)
+        self.clock.end(ended, replace(ended.position, segments=(), finished=True))
 
-    def _position_in_worker(self, position: Position) -> Position:
-        """Return the position of a pass in a worker of a ``DataLoader`` that doesn't pass it on."""
-        if position.done or (self._is_set and position.passes):
+    def _check_worker(self, number: int, position: Position) -> None:
+        """Raise, or warn, if a worker of a plain ``DataLoader`` can't know the epoch to read.
+
+        It has a copy of this object, of the time at which it was started. Its own iterations don't move the epoch,
+        since workers end at different times.
+        """
+        if position.done or (self._is_set and self.last is not None):
             raise RuntimeError(
                 "The workers of a DataLoader can't know the position in the epoch, since a state was loaded or an "
                 "iteration has started since set_epoch. Create the DataLoader with "
                 "loader.to_dataloader(num_workers=...) of a StatefulLoader; or call set_epoch(epoch) before each "
                 "epoch, and pass persistent_workers=False."
             )
-        # if set_epoch isn't used, PyTorch's seed for all workers of an iteration gives each iteration its own order
-        return position if self._is_set else replace(position, passes=base_seed() + position.passes)
+        if not self._is_set and not number:
+            self._warn_once(
+                f"set_epoch() was not called, so the workers of a DataLoader read epoch {position.epoch} in every "
+                "iteration, in the same order. Call set_epoch(epoch) on every rank before each epoch. (Lightning calls "
+                "it on a StatefulLoader or its to_dataloader(num_workers=...), but not on a plain PyTorch DataLoader.)"
+            )
 
     # States
 
-    def state(
-        self,
-        batches_done: int | None,
-        collection: Mapping[str, Any],
-        n_obs: int | None = None,
-        n_workers: int = 1,
-    ) -> dict[str, Any]:
-        """Return the state after some batches of the epoch, with a loader's description of its collection.
+    def position_after(self, batches_done: int | None, n_obs: int | None = None, n_workers: int = 1) -> Position:
+        """Return the position after some batches of the epoch.
 
         None stands for the batches that are already done, and is allowed before a pass begins. That pass will be read
         by ``n_workers``.
         """
-        if self.last is None and (batches_done is None or (self.position.finished and not batches_done)):
-            return self._state(self.epochs.here(self.position, n_workers), collection)
+        place = self.clock.place
+        if self.last is None and (batches_done is None or (place.finished and not batches_done)):
+            return self.epochs.here(place, n_workers)
         assert batches_done is not None  # a loader that has begun a pass counts its batches
         if self.last is not None:
             position, least, n_batches = self.last.position, self.last.position.done_before, self.last.n_batches
@@ -216,15 +200,16 @@ class Cursor:
                 f"batches_done must be from {least}{before} to {n_batches} (the batches of the epoch), got "
                 f"{batches_done}. Count the batches that every rank has trained on."
             )
-        return self._state(position.at(batches_done, n_batches), collection)
+        return position.at(batches_done, n_batches)
 
-    def _state(self, position: Position, collection: Mapping[str, Any]) -> dict[str, Any]:
+    def state(self, position: Position, collection: Mapping[str, Any]) -> dict[str, Any]:
+        """Return a position as a state, with a loader's description of its collection."""
         return to_state(position, self.epochs.config.identity(self._n_obs) | dict(collection))
 
     @property
     def _n_obs(self) -> Any:  # noqa: ANN401 a state may have anything
         """Number of rows of the collection according to the last pass or the loaded state; None if unknown."""
-        return self._saved.get("n_obs") if self.last is None else self.last.plan.n_obs
+        return self.saved.get("n_obs") if self.last is None else self.last.plan.n_obs
 
     def resume(
         self,
@@ -235,30 +220,19 @@ class Cursor:
         collection: Mapping[str, Any] | None = None,
     ) -> None:
         """Load a state. A loader also passes the number of rows, the datasets and the cells of its collection."""
-        epochs = copy.copy(self.epochs)  # so that nothing is lost if it raises
         position, saved = from_state(state)
-        position = position.trimmed()
+        position, config = position.trimmed(), self.epochs.config
         is_within = position.done > 0 and not position.finished
         changed = ""
         if strict:
             known = {"n_obs": n_obs if is_within and n_obs is not None else self._n_obs, **(collection or {})}
-            check_identity(*epochs.config.compared(saved, known, n_obs=n_obs, is_within=is_within))
-            changed = epochs.config.changed_versions(saved) if is_within else ""
+            check_identity(*config.compared(saved, known, n_obs=n_obs, is_within=is_within))
+            changed = config.changed_versions(saved) if is_within else ""
             saved = {name: saved.get(name) for name in ("n_obs", "datasets", "cells")}
             is_unverified = position.unverified or bool(changed)
         else:
             saved, is_unverified = {}, position.done > 0
-        n_planned: Any = saved.get("n_obs") if n_obs is None else n_obs  # a state may have anything
-        if is_within:
-            try:
-                here = position.with_lanes(epochs.n_lanes)
-                if n_planned is not None:
-                    epochs.lanes(n_planned, here)
-            except ValueError as error:
-                raise ValueError(
-                    f"Can't resume this state here. {error} To skip the rest of epoch {position.epoch}, call "
-                    f"set_epoch({position.epoch + 1}) instead."
-                ) from error
+        self._check_fits(position, saved.get("n_obs") if n_obs is None else n_obs)
         if changed:
             warn(
                 f"The state was saved by different versions: {changed}. The remaining batches of epoch "
@@ -266,11 +240,25 @@ class Cursor:
                 "only check the remaining batches."
             )
         self.go_to(replace(position, unverified=is_unverified), is_loaded=True)
-        self.epochs, self._saved, self._is_set = epochs, saved, False
+        self.saved, self._is_set = saved, False
+
+    def _check_fits(self, position: Position, n_obs: Any) -> None:  # noqa: ANN401 a state may have anything
+        """Raise a ValueError if this number of ranks can't resume within an epoch."""
+        if not position.done or position.finished:
+            return
+        try:
+            here = position.with_lanes(self.epochs.n_lanes)
+            if n_obs is not None:
+                self.epochs.lanes(n_obs, here)
+        except ValueError as error:
+            raise ValueError(
+                f"Can't resume this state here. {error} To skip the rest of epoch {position.epoch}, call "
+                f"set_epoch({position.epoch + 1}) instead."
+            ) from error
 
     @contextmanager
     def resharded(self, dist_info: DistInfo | None) -> Iterator[None]:
-        """Change the rank, and resume in this context; if that raises, restore the rank."""
+        """Change the rank for good, unless this context raises; then restore the old rank."""
         before = self.rank_source, self.epochs
         source = self.rank_source if dist_info is None else dist_info
         try:
@@ -283,54 +271,35 @@ class Cursor:
             raise
         self.n_changes += 1
 
-    def reshard(self, state: Mapping[str, Any], dist_info: DistInfo | None) -> None:
-        """Change the rank, and resume at a state of this sampler."""
-        cut = self.last or self._cut
-        saved = self._saved  # what a loader still has to compare with its collection
+    def reshard(
+        self, position: Position, dist_info: DistInfo | None, collection: Mapping[str, Any] | None = None
+    ) -> None:
+        """Change the rank, and continue at a position of this epoch."""
+        n_obs = self._n_obs
         with self.resharded(dist_info):
-            self.resume(state, strict=True)
-        self._cut = cut
-        self._saved |= {name: part for name, part in saved.items() if part is not None}
-
-    def has_cut(self, interrupted: Pass) -> bool:
-        """Return True if the ranks have changed within a pass, and no other epoch was set since."""
-        return interrupted is self._cut
-
-    def has_left(self, interrupted: Pass) -> bool:
-        """Return True if the ranks have changed within a pass, and its remaining batches come next."""
-        return self.has_cut(interrupted) and not self.position.finished
+            self._check_fits(position.trimmed(), n_obs)
+        known = {name: part for name, part in self.saved.items() if part is not None}
+        self.saved = {"n_obs": n_obs, **(collection or {}), **known}
+        self.clock.cut(position.trimmed())
+        self._note_moved()
 
     # Checks
 
-    def check(self, n_obs: int, position: Position) -> Plan:
+    def planned(self, n_obs: int, position: Position) -> Plan:
         """Return the plan of a position; raise if the loaded state has a different number of rows.
 
         It warns if ranks sample from different classes.
         """
-        n_saved = self._saved.get("n_obs")
+        n_saved = self.saved.get("n_obs")
         if position.done and n_saved not in (None, n_obs):
             raise ValueError(
                 f"The loaded state was saved for a collection of {n_saved} rows, but this collection has {n_obs}. Load "
                 "a state of this collection."
             )
         plan = self.epochs.plan(n_obs, position)
-        if warning := _differing_classes(type(self.epochs.config.sampler).__name__, self.epochs.classes):
-            self._warn_once(warning)
+        kind = type(self.epochs.config.sampler).__name__
+        self._warn_once(_about_classes(kind, self.epochs.classes(n_obs, position)))
         return plan
-
-    def check_cells(self, names: tuple[pd.Index[Any], ...] | None, collection: Mapping[str, Any] | None = None) -> None:
-        """Raise if the mask was made for cells in a different order, or a loaded state for different cells.
-
-        ``names`` are the ``obs_names`` of each dataset, None if they aren't known; ``collection`` identifies the
-        datasets and cells.
-        """
-        if collection is not None and self.position.done and not self.position.finished:
-            saved = {name: self._saved.get(name) for name in ("datasets", "cells")}
-            check_identity(saved, dict(collection))
-        if names is not None:
-            for what, own in self.names.items():
-                check_names(what, own, names)
-            self.names = {}
 
     def check_is_last(self, current: Pass) -> None:
         """Raise a RuntimeError if a later pass than this one has begun, or the rank has changed."""
@@ -365,54 +334,40 @@ class Cursor:
 
     # Warnings
 
-    def _warn_of_second_pass(self, plan: Plan, position: Position) -> None:
-        if position.passes and not position.done and not self.epochs.is_same_next_epoch(plan):
-            self._warn_once(
-                "set_epoch() was not called since the last iteration, so every rank reads the same rows again, in a "
-                "different order. Call set_epoch(epoch) on every rank before each epoch. (Lightning calls it on a "
-                "StatefulLoader or its to_dataloader(num_workers=...), but not on a plain PyTorch DataLoader.)"
-            )
-
-    def _warn_of_small_batches(self, plan: Plan) -> None:
-        # 100 rows on 64 ranks in batches of 4 fill less than half of a batch on each rank
-        if plan.most_batches == 1 and 2 * plan.n_shared < plan.n_streams * (plan.config.batch_size or 1):
-            kind = "rank" if self.epochs.virtual_ranks is None else "virtual rank"
-            most = plural(-(-plan.n_shared // plan.n_streams), plan.noun)
-            self._warn_once(
-                f"Each of the {plan.n_streams} {kind}s has a single batch in an epoch, with at most {most} of its own, "
-                f"although batch_size is {plan.config.batch_size}. Use fewer {kind}s or a smaller batch_size."
-            )
-
-    def _warn_once(self, message: str) -> None:
-        if message not in self._warned:
+    def _warn_once(self, message: str | None) -> None:
+        if message is not None and message not in self._warned:
             warn(message)
             self._warned.add(message)  # not before: a filter may turn the warning into an error
 
-    def __getstate__(self) -> dict[str, Any]:
-        return vars(self) | {"_cut": None}
-
     def __copy__(self) -> Self:
         duplicate = object.__new__(type(self))
-        vars(duplicate).update(vars(self), _workers_have_read=SharedFlag(), epochs=copy.copy(self.epochs))
+        vars(duplicate).update(
+            vars(self), _workers_have_read=SharedFlag(), epochs=copy.copy(self.epochs), clock=copy.copy(self.clock)
+        )
         duplicate._warned = set(self._warned)
         return duplicate
 
     def __deepcopy__(self, memo: dict[int, Any]) -> Self:
         duplicate = memo[id(self)] = copy.copy(self)
         # the pass becomes the same object as in the copy of its loader
-        duplicate.last, duplicate._cut = copy.deepcopy((self.last, self._cut), memo)
+        duplicate.clock = copy.deepcopy(self.clock, memo)
         return duplicate
 
 
-_PACKAGES = str(Path(__file__).parent), str(Path(annbatch.__file__).parent)
+def _about_small_batches(plan: Plan, virtual_ranks: int | None) -> str | None:
+    """Return a warning if each rank has a single batch of few rows; else None."""
+    # 100 rows on 64 ranks in batches of 4 fill less than half of a batch on each rank
+    if plan.most_batches != 1 or 2 * plan.n_shared >= plan.n_streams * (plan.config.batch_size or 1):
+        return None
+    kind = "rank" if virtual_ranks is None else "virtual rank"
+    most = plural(-(-plan.n_shared // plan.n_streams), plan.noun)
+    return (
+        f"Each of the {plan.n_streams} {kind}s has a single batch in an epoch, with at most {most} of its own, "
+        f"although batch_size is {plan.config.batch_size}. Use fewer {kind}s or a smaller batch_size."
+    )
 
 
-def warn(message: str) -> None:
-    """Warn at the line that called this package, directly or through annbatch's Loader."""
-    warnings.warn(message, UserWarning, skip_file_prefixes=_PACKAGES)
-
-
-def _differing_classes(name: str, classes: tuple[Classes, ...]) -> str | None:
+def _about_classes(name: str, classes: tuple[Classes, ...]) -> str | None:
     """Return a warning if ranks sample from different classes; else None."""
     everywhere = frozenset[str]().union(*(own for _, own in classes))
     lacking = [(rank, sorted(everywhere - own)) for rank, own in classes if own != everywhere]

@@ -29,7 +29,8 @@ from annbatch_distributed.core.rows import Rows
 from annbatch_distributed.core.sharding import Sharding
 from annbatch_distributed.core.units import EachRow, Units
 from annbatch_distributed.core.values import BOUND, integer, names_of
-from annbatch_distributed.cursor import Cursor, Names, warn
+from annbatch_distributed.core.warning import warn
+from annbatch_distributed.cursor import Cursor, Names
 from annbatch_distributed.ranks import DistInfo, RankSource
 from annbatch_distributed.reports import EpochPlan
 from annbatch_distributed.sets import CellSets
@@ -298,7 +299,7 @@ class DistributedSampler(Sampler):
         """Weight of each cell, read-only, of shape ``(n_obs,)``; None if cells aren't drawn by weights.
 
         New weights can have any form that the argument ``weights`` accepts. They take effect with the next iteration,
-        which begins the epoch again. Equal weights change nothing.
+        which reads its epoch from the start. Equal weights change nothing.
         """
         units = self._config.units
         return units.values if isinstance(units, Weights) else None
@@ -331,7 +332,7 @@ class DistributedSampler(Sampler):
     @property
     def epoch(self) -> int:
         """Epoch of the next iteration; 0 at first."""
-        return self._cursor.position.epoch
+        return self._cursor.clock.place.epoch
 
     @property
     def next_epoch(self) -> int:
@@ -340,12 +341,12 @@ class DistributedSampler(Sampler):
         It is the current epoch, or the next one if the current epoch is finished. After loading a state, use it as
         ``for epoch in range(sampler.next_epoch, n_epochs): sampler.set_epoch(epoch)``.
         """
-        return self.epoch + self._cursor.position.finished
+        return self._cursor.clock.next_epoch
 
     @property
     def batches_done(self) -> int:
         """Number of batches that were done before a resume; else 0."""
-        return self._cursor.begins_at.done
+        return self._cursor.clock.next.done
 
     @property
     def sampler(self) -> Self:
@@ -359,8 +360,11 @@ class DistributedSampler(Sampler):
         """Set the epoch of the next iteration. Call it on every rank.
 
         Each epoch has its own order, and under ``remainder="drop"`` it drops different rows than the epoch before. The
-        same epoch always has the same order. Setting the epoch of a loaded state resumes it; if the state was saved at
-        the end of the epoch, no batches remain. Iterators that are already running are not affected.
+        same epoch always has the same order.
+
+        The epoch moves when its last batch has been taken, and by this method; nothing else moves it. Setting the epoch
+        in which the next iteration begins anyway changes nothing, so a loaded state is resumed; if the state was saved
+        at the end of the epoch, no batches remain. Iterators that are already running are not affected.
 
         Parameters
         ----------
@@ -427,7 +431,8 @@ class DistributedSampler(Sampler):
         >>> state["epoch"], state["finished"]
         (0, False)
         """
-        return self._cursor.state(integer("batches_done", batches_done, least=0, below=BOUND), {})
+        batches_done = integer("batches_done", batches_done, least=0, below=BOUND)
+        return self._cursor.state(self._cursor.position_after(batches_done), {})
 
     def load_state_dict(self, state: Mapping[str, Any], *, strict: bool = True) -> None:
         """Resume from a saved state. Call it on every rank.
@@ -512,7 +517,7 @@ class DistributedSampler(Sampler):
                 "batches_done is required once an iteration has started, since the sampler can't count its batches. "
                 "Pass batches_done=..., or call reshard of the loader, which counts them."
             )
-        self._cursor.reshard(self._cursor.state(batches_done, {}), dist_info)
+        self._cursor.reshard(self._cursor.position_after(batches_done), dist_info)
 
     def plan(self, n_obs: int) -> EpochPlan:
         """Return the rows and batches of every rank, without reading data.
@@ -545,7 +550,7 @@ class DistributedSampler(Sampler):
         (Rows(0:4), Rows(4:8), Rows(8:9))
         """
         n_obs, position = integer("n_obs", n_obs, least=0, below=BOUND), self._cursor.next()
-        plan = self._cursor.check(n_obs, position)
+        plan = self._cursor.planned(n_obs, position)
         n_processes = None if self.virtual_ranks is None else self.world_size
         return EpochPlan._of(plan, position, self._epochs.left(n_obs, position), n_processes)
 
@@ -576,7 +581,7 @@ class DistributedSampler(Sampler):
         2
         """
         n_obs, position = integer("n_obs", n_obs, least=0, below=BOUND), self._cursor.next()
-        self._cursor.check(n_obs, position)
+        self._cursor.planned(n_obs, position)
         left = self._epochs.left(n_obs, position)
         return max(len(left[lane]) for lane in self._epochs.own_lanes)
 
@@ -626,7 +631,7 @@ class DistributedSampler(Sampler):
         n_obs = integer("n_obs", n_obs, least=0, below=BOUND)
         epoch = None if epoch is None else integer("epoch", epoch, least=0, below=BOUND)
         position = self._cursor.of_epoch(epoch)
-        self._cursor.check(n_obs, position)
+        self._cursor.planned(n_obs, position)
         return self._epochs.rows(n_obs, position, steps, ranks)
 
     def validate(self, n_obs: int) -> None:

@@ -159,9 +159,9 @@ def resumed() -> DistributedSampler:
     return sampler
 
 
-def after_a_look() -> DistributedSampler:
+def after_a_pass() -> DistributedSampler:
     sampler = of_three(1)
-    next(sampler.sample(100))
+    list(sampler.sample(100))
     return sampler
 
 
@@ -176,7 +176,7 @@ ODD = {
     "sampler": (with_options(preload_nchunks=4), "sampler.preload_nchunks: 2 on ranks 0 and 2; 4 on rank 1"),
     "epoch": (in_epoch_3, "epoch: 0 on ranks 0 and 2; 3 on rank 1"),
     "batches done": (resumed, "batches done: none on ranks 0 and 2; 2 on 3 ranks on rank 1"),
-    "passes": (after_a_look, "iterations since set_epoch: 0 on ranks 0 and 2; 1 on rank 1"),
+    "a whole pass of its own": (after_a_pass, "epoch: 0 on ranks 0 and 2; 1 on rank 1"),
     "too few rows": (
         with_options(mask=slice(0, 2)),
         "The mask selects 2 rows, too few for one full batch on every rank",

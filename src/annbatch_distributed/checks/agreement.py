@@ -236,7 +236,7 @@ class Description:
         ``more`` must be the same in all processes, like the settings that determine the rows and their order.
         """
         n_obs = integer("n_obs", n_obs, least=0, below=BOUND)
-        plan, epochs = cursor.check(n_obs, position), cursor.epochs
+        plan, epochs = cursor.planned(n_obs, position), cursor.epochs
         if epochs.virtual_ranks is not None:
             more = {"virtual ranks": epochs.virtual_ranks, **more}
         identity = epochs.config.identity(n_obs)
@@ -264,7 +264,6 @@ class Description:
     @classmethod
     def of_next(cls, job: Placement, cursor: Cursor, n_obs: int, more: Values) -> Self:
         """Return a process's description of its next pass."""
-        more = {"iterations since set_epoch": cursor.position.passes, **more}
         return cls.of(job, cursor, n_obs, cursor.next(), more)
 
     @classmethod

@@ -25,7 +25,7 @@ from annbatch_distributed.cli.collection import Cells, in_options
 from annbatch_distributed.core.sharding import Contiguous, Independent
 from annbatch_distributed.core.state import Identity, Position, from_state, states_in
 from annbatch_distributed.core.values import MOST_LISTED, few, plural
-from annbatch_distributed.loader.base import column_of
+from annbatch_distributed.loader.epoch_loader import column_of
 
 _SHARDINGS = {"contiguous": Contiguous, "shuffled": Shuffled}
 #: Classes of samplers and shardings by their names in a state.

@@ -28,11 +28,10 @@ from annbatch_distributed.core.config import Config
 from annbatch_distributed.core.lanes import Lane, Segment, SharedStep, Worker, each_segment
 from annbatch_distributed.core.plan import Classes, Counts, Plan, count
 from annbatch_distributed.core.rank import MOST_RANKS, HasPlacement, Placement
-from annbatch_distributed.core.rows import Order, Rows, runs
-from annbatch_distributed.core.sharding import Contiguous, Independent, Shuffled, ordered
+from annbatch_distributed.core.rows import Rows, runs
+from annbatch_distributed.core.sharding import Contiguous, Independent
 from annbatch_distributed.core.state import Position
 from annbatch_distributed.core.stream import Pass
-from annbatch_distributed.core.units import EachRow
 from annbatch_distributed.core.values import Int64Array, integers, plural
 from annbatch_distributed.core.worker import hidden_worker
 
@@ -223,10 +222,11 @@ class Epochs:
                 numbers = (range(plan.n_batches(stream)),)
                 list(Pass(plan, [], Position(plan.epoch)).of_stream(stream, numbers))
 
-    @property
-    def classes(self) -> tuple[Classes, ...]:
-        """Classes that each rank can sample from, if the sampler is a class sampler."""
-        return () if self._counted is None else self._counted[1].classes
+    def classes(self, n_obs: int, position: Position) -> tuple[Classes, ...]:
+        """Return the classes that each rank can sample from in the epoch of a position, for a class sampler."""
+        self.plan(n_obs, position)
+        assert self._counted is not None
+        return self._counted[1].classes
 
     def lanes(self, n_obs: int, position: Position) -> list[Lane]:
         """Return each lane at the beginning of a position's last segment.
@@ -239,7 +239,7 @@ class Epochs:
         # batches done in the last segment don't change its lanes, so they aren't part of the key
         *before, last = position.segments
         plan = self.plan(n_obs, position)
-        key = n_obs, position.epoch, position.passes, tuple(before), last.n_lanes
+        key = n_obs, position.epoch, tuple(before), last.n_lanes
         if self._lanes is None or self._lanes[0] != key:
             self._lanes = key, self._of_position(plan, position)
         _check_done(plan, last, self._lanes[1])
@@ -260,7 +260,7 @@ class Epochs:
         # a batch that several lanes share must have a row for each lane; only its stream knows the number of rows
         n_parts = {lane.last.number: lane.last.n_parts for lane in lanes if lane.last is not None}
         if max(n_parts.values(), default=1) > 1:
-            sizes = self._batch_sizes(plan, list(n_parts), position.passes)
+            sizes = self._batch_sizes(plan, list(n_parts))
             if any(sizes[number] < parts for number, parts in n_parts.items()):
                 n_left = sum(len(lane) - 1 for lane in lanes) + len(n_parts)
                 # numbers of ranks that divide the number of remaining batches
@@ -274,10 +274,10 @@ class Epochs:
                 )
         return lanes
 
-    def _batch_sizes(self, plan: Plan, numbers: list[int], passes: int) -> dict[int, int]:
+    def _batch_sizes(self, plan: Plan, numbers: list[int]) -> dict[int, int]:
         """Return the number of rows of some batches; their streams run, but no data is read."""
         lane = Lane(tuple(range(number, number + 1) for number in numbers))
-        batches = self._pass_of(plan, [lane], Position(plan.epoch, passes)).batches()
+        batches = self._pass_of(plan, [lane], Position(plan.epoch)).batches()
         return dict(zip(numbers, map(len, batches), strict=True))
 
     def left(self, n_obs: int, position: Position) -> list[Lane]:
@@ -354,22 +354,6 @@ class Epochs:
                 continue
             columns[name] = np.concatenate([batch.marks[name] for batch in batches])
         return pd.DataFrame(columns)
-
-    # Between epochs
-
-    def is_same_next_epoch(self, plan: Plan) -> bool:
-        """Return True if every rank has the same rows in the next epoch."""
-        sharding = self.config.sharding
-        if plan.n_dropped and self.config.rotates:
-            return False
-        if not isinstance(self.config.units, EachRow):  # the next epoch has other sets or draws
-            return False
-        if isinstance(sharding, Contiguous | Independent | Shuffled):
-            return not isinstance(sharding, Shuffled)
-        try:
-            return ordered(sharding, Order.of(plan.selected), epoch=plan.epoch + 1, seed=self.config.seed) == plan.order
-        except ValueError:  # the sharding can't order the rows of the next epoch
-            return False
 
     def __deepcopy__(self, memo: dict[int, Any]) -> Self:
         # the sampler is never run, and everything else is frozen, so copies differ only in their caches

@@ -4,8 +4,8 @@ A state is the same on every rank, and small for collections of any size:
 
 ``version``
     Format of the state.
-``epoch``, ``pass``
-    The epoch, and the number of earlier passes since the epoch was set.
+``epoch``
+    Number of the epoch.
 ``segments``
     Parts of the epoch that were run, each with one number of lanes (ranks, or virtual ranks) and of ``DataLoader``
     workers: ``[n_lanes, n_workers, done]``, where ``done`` is the number of batches that every lane has done. The
@@ -58,8 +58,6 @@ class Position:
 
     epoch: int = 0
     """Epoch of the pass."""
-    passes: int = 0
-    """Number of earlier passes since the epoch was set."""
     segments: tuple[Segment, ...] = ()
     """Parts of the epoch that were run, each with one number of lanes and of workers."""
     finished: bool = False
@@ -113,9 +111,13 @@ class Position:
         last = last._replace(done=done - sum(segment.done for segment in segments))
         return replace(self, segments=(*segments, last), finished=done == n_batches)
 
+    def start_of(self, epoch: int) -> Position:
+        """Return the start of an epoch."""
+        return Position(epoch)
+
     def after(self) -> Position:
-        """Return the beginning of the next pass."""
-        return Position(self.epoch, self.passes + 1)
+        """Return the start of the next epoch."""
+        return Position(self.epoch + 1)
 
 
 def to_state(position: Position, identity: Identity) -> dict[str, Any]:
@@ -134,7 +136,6 @@ def to_state(position: Position, identity: Identity) -> dict[str, Any]:
     return {
         "version": VERSION,
         "epoch": position.epoch,
-        "pass": position.passes,
         "segments": [list(segment) for segment in position.segments],
         "finished": position.finished,
         **({"unverified": True} if position.unverified else {}),
@@ -157,7 +158,6 @@ def from_state(state: Mapping[str, Any]) -> tuple[Position, Identity]:
         integer("version", state.get("version"), least=VERSION, below=VERSION + 1)
         position = Position(
             integer("epoch", state["epoch"], least=0, below=BOUND),
-            integer("pass", state["pass"], least=0, below=BOUND),
             as_segments(state["segments"]),
             *(as_flag(name, state.get(name, False)) for name in ("finished", "unverified")),
         )

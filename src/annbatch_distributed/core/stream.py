@@ -46,15 +46,12 @@ from annbatch_distributed.core.values import Int64Array, integer
 from annbatch_distributed.core.worker import hidden_worker
 
 
-def generator(root_seed: int, *, stream: int, epoch: int, passes: int = 0) -> np.random.Generator:
-    """Return the generator of a pass over one stream; all arguments are integers of at least 0.
+def generator(root_seed: int, *, stream: int, epoch: int) -> np.random.Generator:
+    """Return the generator of one stream in an epoch; all arguments are integers of at least 0.
 
-    ``passes`` is the number of earlier passes since the epoch was set.
-
-    In the first pass of epoch 0, it is equal to annbatch 0.3.1's ``default_rng([rank, root_seed])``, since NumPy pads a
-    seed sequence with zeros. In later passes, ``passes`` is a spawn key, which NumPy keeps apart. All coordinates of a
-    job have different generators. Root seeds of 2^32 or more take two words of the sequence, so they may have the same
-    generator as a smaller root seed of a different job in a later epoch.
+    In epoch 0, it is equal to annbatch 0.3.1's ``default_rng([rank, root_seed])``, since NumPy pads a seed sequence
+    with zeros. All streams and epochs of a job have different generators. Root seeds of 2^32 or more take two words of
+    the sequence, so they may have the same generator as a smaller root seed of a different job in a later epoch.
 
     >>> expected = np.random.default_rng([1, 7]).random()
     >>> generator(7, stream=1, epoch=0).random() == expected
@@ -63,10 +60,9 @@ def generator(root_seed: int, *, stream: int, epoch: int, passes: int = 0) -> np
     >>> generator(0, stream=0, epoch=1).random() == of_other_seed
     False
     """
-    for name, value in {"root_seed": root_seed, "stream": stream, "epoch": epoch, "passes": passes}.items():
+    for name, value in {"root_seed": root_seed, "stream": stream, "epoch": epoch}.items():
         integer(name, value, least=0)
-    key = (passes,) if passes else ()
-    return np.random.default_rng(np.random.SeedSequence([stream, root_seed, epoch], spawn_key=key))
+    return np.random.default_rng([stream, root_seed, epoch])
 
 
 @dataclass(eq=False)
@@ -85,8 +81,6 @@ class Pass(Iterator[LoadRequest]):
     """Largest gap between rows that is read too, in rows."""
     placement: Placement = Placement(0, 1)  # noqa: RUF009 it never changes
     """Rank that reads it."""
-    is_by_workers: bool = False
-    """True if the workers of a ``DataLoader`` read it; this object then represents it in the main process."""
     n_taken: int = 0
     """Number of load requests that were taken."""
     is_closed: bool = False
@@ -237,7 +231,7 @@ class Pass(Iterator[LoadRequest]):
     def _of_sampler(self, stream: int, shard: Shard) -> Iterator[Request]:
         """Run the sampler, and yield all load requests, of local rows."""
         plan, config = self.plan, self.plan.config
-        rng = generator(config.root_seed, stream=stream, epoch=plan.epoch, passes=self.position.passes)
+        rng = generator(config.root_seed, stream=stream, epoch=plan.epoch)
         sampler = prepared(plan, stream, shard, rng)
         # annbatch's own ``sample`` would add splits that are shuffled with NumPy's global random state
         if type(sampler).sample is not Sampler.sample:

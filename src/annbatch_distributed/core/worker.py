@@ -43,17 +43,6 @@ def current_worker() -> Worker | None:
     return None if info is None else Worker(info.id, info.num_workers)
 
 
-def base_seed() -> int:
-    """Return PyTorch's base seed of this iteration, which is the same in all workers; call it in a worker."""
-    import torch
-
-    with _hiding:
-        info = torch.utils.data.get_worker_info()
-    assert info is not None
-    # worker w has the seed base_seed + w
-    return (info.seed - info.id) % (1 << 62)
-
-
 class SharedFlag:
     """Flag that this process shares with the processes that it starts, in memory that a fork inherits.
 

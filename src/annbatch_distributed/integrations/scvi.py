@@ -17,8 +17,8 @@ from annbatch.samplers import RandomSampler
 
 from annbatch_distributed.checks.exchange import initialized
 from annbatch_distributed.core.values import check_arguments, integer, plural
+from annbatch_distributed.core.warning import warn
 from annbatch_distributed.core.wrapped import n_draws
-from annbatch_distributed.cursor import warn
 from annbatch_distributed.integrations.embedding import embed
 from annbatch_distributed.loader import StatefulLoader
 from annbatch_distributed.loader._annbatch import obs_of

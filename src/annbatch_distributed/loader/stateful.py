@@ -51,10 +51,9 @@ from annbatch_distributed.loader._annbatch import (
     stores_of,
     take_data_of,
 )
-from annbatch_distributed.loader.base import BaseLoader, column_of
 from annbatch_distributed.loader.batches import batches_of, in_framework, with_dtype
 from annbatch_distributed.loader.collection import AnyCollection, as_collection
-from annbatch_distributed.loader.epoch_loader import EpochLoader
+from annbatch_distributed.loader.epoch_loader import EpochLoader, column_of
 from annbatch_distributed.loader.sizes import as_bytes, sizes_of_draws, sizes_of_sets, stored, suggest_sizes
 from annbatch_distributed.ranks import DistInfo
 from annbatch_distributed.sampler import DistributedSampler
@@ -63,6 +62,8 @@ from annbatch_distributed.weights import Weights
 
 if TYPE_CHECKING:
     import anndata as ad
+
+    from annbatch_distributed.loader.workers import WorkerDataLoader
 
 
 #: Names of arguments of ``DistributedSampler``, of annbatch's ``Loader``, and of a StatefulLoader, for its callers.
@@ -357,12 +358,12 @@ class StatefulLoader(EpochLoader, Loader[Any, Any]):
     @property
     def n_obs(self) -> int:
         """Number of cells of the collection, over all ranks."""
-        return super(BaseLoader, self).n_obs
+        return super(EpochLoader, self).n_obs
 
     @property
     def n_var(self) -> int:
         """Number of genes."""
-        return super(BaseLoader, self).n_var
+        return super(EpochLoader, self).n_var
 
     def use_collection(self, collection: DatasetCollection, **options: Any) -> Self:  # noqa: ANN401 annbatch's own
         """Add a collection, as ``use_collection`` of :class:`annbatch.Loader`.
@@ -497,6 +498,46 @@ class StatefulLoader(EpochLoader, Loader[Any, Any]):
             return cells
         return cells.join(pd.concat(parts).rename(columns=column_of))
 
+    def to_dataloader(self, *, num_workers: int = 0, **options: Any) -> WorkerDataLoader:  # noqa: ANN401 torch's own
+        """Return a PyTorch ``DataLoader`` whose worker processes read the batches.
+
+        It has the ``set_epoch``, ``state_dict``, ``load_state_dict``, ``len()`` and ``sampler`` of this loader, which a
+        plain ``DataLoader`` would hide from Lightning, Accelerate and your own loop. Its state counts the batches that
+        the workers have delivered.
+
+        Parameters
+        ----------
+        num_workers
+            Number of worker processes of this rank (default 0, which reads in this process).
+        options
+            Other options of PyTorch's ``DataLoader``, except those that select or reorder rows. The defaults are
+            ``multiprocessing_context="spawn"``, since threads of zarrs don't survive a fork, and
+            ``persistent_workers=True``. Spawned workers import the script, so put its code under
+            ``if __name__ == "__main__":``.
+
+        Returns
+        -------
+        ~annbatch_distributed.loader.workers.WorkerDataLoader
+            The ``DataLoader``, to iterate over instead of this loader.
+
+        Raises
+        ------
+        TypeError
+            If an option such as ``batch_size``, ``shuffle`` or ``in_order`` would select or reorder rows.
+        ValueError
+            If ``num_workers`` is above 0 and the loader has ``preload_to_gpu=True``.
+
+        Examples
+        --------
+        >>> batches = loader.to_dataloader(num_workers=0)
+        >>> batches.set_epoch(1)
+        >>> batch = next(iter(batches))
+        >>> state = batches.state_dict()
+        """
+        from annbatch_distributed.loader.workers import WorkerDataLoader  # it needs PyTorch
+
+        return WorkerDataLoader(self, num_workers=num_workers, **options)
+
     # Reading
 
     def _rows_in(self, batch: object) -> npt.NDArray[Any] | None:
@@ -530,8 +571,9 @@ class StatefulLoader(EpochLoader, Loader[Any, Any]):
         except Exception as error:
             if stores := stores_of(self):
                 error.add_note(
-                    f"Reading a load request from {stores} failed, and none of its batches was yielded. The state of "
-                    "the loader resumes with these batches."
+                    f"Reading a load request from {stores} failed, and none of its batches was yielded. A new "
+                    "iteration begins where this one has begun; to continue with these batches, call "
+                    "load_state_dict(state_dict()) first."
                 )
             raise
 

@@ -13,7 +13,6 @@ import tempfile
 import weakref
 from collections.abc import Generator, Iterator, Mapping, Sequence
 from concurrent.futures import Executor
-from functools import partial
 from itertools import batched, chain, islice, starmap
 from multiprocessing import get_start_method
 from multiprocessing.context import get_spawning_popen
@@ -24,8 +23,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch.utils.data import DataLoader, IterableDataset
 
-from annbatch_distributed import checks
-from annbatch_distributed.checks import Gather, Read, Reading, Tally, Timeout
+from annbatch_distributed.checks import Gather, Read, Timeout
 from annbatch_distributed.core.epochs import StepSelection
 from annbatch_distributed.core.lanes import Segment
 from annbatch_distributed.core.state import MOST_SEGMENTS, Position
@@ -33,10 +31,10 @@ from annbatch_distributed.core.stream import Pass
 from annbatch_distributed.core.values import integer
 from annbatch_distributed.core.worker import current_worker
 from annbatch_distributed.loader.accelerate import reported
-from annbatch_distributed.loader.base import BaseLoader, shown
 from annbatch_distributed.loader.callers import refuse_evaluation, refuse_skipping
+from annbatch_distributed.loader.epoch_loader import EpochLoader, shown
 from annbatch_distributed.loader.waiting import Waits
-from annbatch_distributed.ranks import DistInfo, Placement
+from annbatch_distributed.ranks import DistInfo
 from annbatch_distributed.reports import EpochPlan
 from annbatch_distributed.sampler import DistributedSampler, cursor_of
 
@@ -59,10 +57,10 @@ _REFUSED = {
 class _Part(IterableDataset[Any]):
     """Dataset of the workers: each worker's part of the pass that the process of the rank has begun."""
 
-    def __init__(self, loader: BaseLoader) -> None:
+    def __init__(self, loader: EpochLoader) -> None:
         self._loader = loader
         # shared by the process of the rank and its workers, persistent ones included
-        self._numbers = torch.zeros(3 + 3 * MOST_SEGMENTS, dtype=torch.int64).share_memory_()
+        self._numbers = torch.zeros(2 + 3 * MOST_SEGMENTS, dtype=torch.int64).share_memory_()
 
     def __getstate__(self) -> dict[str, Any]:
         state = dict(vars(self))
@@ -84,16 +82,16 @@ class _Part(IterableDataset[Any]):
 
     def write(self, position: Position) -> None:
         """Write the position of the next pass, for the workers."""
-        # [epoch, passes, n_segments, n_lanes, n_workers, done, n_lanes, ...], at the front of the tensor
-        numbers = [position.epoch, position.passes, len(position.segments), *chain(*position.segments)]
+        # [epoch, n_segments, n_lanes, n_workers, done, n_lanes, ...], at the front of the tensor
+        numbers = [position.epoch, len(position.segments), *chain(*position.segments)]
         self._numbers[: len(numbers)] = torch.tensor(numbers)
 
     def __iter__(self) -> Iterator[Any]:
         if current_worker() is None:
             return self._loader._iterate()
-        epoch, passes, n_segments, *numbers = self._numbers.tolist()
+        epoch, n_segments, *numbers = self._numbers.tolist()
         segments = tuple(starmap(Segment, islice(batched(numbers, 3), n_segments)))
-        return self._loader._batches_in_worker(Position(epoch, passes, segments))
+        return self._loader._batches_in_worker(Position(epoch, segments))
 
 
 class WorkerDataLoader(Waits, DataLoader[Any]):
@@ -125,7 +123,7 @@ class WorkerDataLoader(Waits, DataLoader[Any]):
     # tests/frameworks/test_accelerate.py fails if Accelerate renames them
     _is_accelerate_prepared = use_stateful_dataloader = True
 
-    def __init__(self, dataset: BaseLoader, *, num_workers: int = 0, **options: Any) -> None:  # noqa: ANN401 torch's own
+    def __init__(self, dataset: EpochLoader, *, num_workers: int = 0, **options: Any) -> None:  # noqa: ANN401 torch's own
         num_workers = integer("num_workers", num_workers, least=0)
         if refused := [name for name, value in _REFUSED.items() if options.pop(name, value) not in (None, value)]:
             raise TypeError(
@@ -144,9 +142,6 @@ class WorkerDataLoader(Waits, DataLoader[Any]):
         super().__init__(dataset, batch_size=None, num_workers=num_workers, **options)
         self._options = {"batch_size": None, "num_workers": num_workers, **options}
         self._make_parts()
-        # the last pass, and the rows of its batches; None if batches have no rows
-        self._pass: Pass | None = None
-        self._read: Tally | None = None
 
     def _make_parts(self) -> None:
         """Make the workers and the memory that is shared with them."""
@@ -168,7 +163,7 @@ class WorkerDataLoader(Waits, DataLoader[Any]):
         self._make_parts()
 
     @property  # type: ignore[override]  # torch has an attribute
-    def dataset(self) -> BaseLoader:
+    def dataset(self) -> EpochLoader:
         """Loader whose batches the workers read.
 
         Raises
@@ -180,7 +175,7 @@ class WorkerDataLoader(Waits, DataLoader[Any]):
         return self._loader
 
     @dataset.setter
-    def dataset(self, value: BaseLoader) -> None:
+    def dataset(self, value: EpochLoader) -> None:
         vars(self)["dataset"] = value  # Lightning copies a DataLoader from these attributes
 
     @property  # type: ignore[override]  # torch has one of its own
@@ -258,42 +253,26 @@ class WorkerDataLoader(Waits, DataLoader[Any]):
         return reported(self._timed(self._iterate()), self._loader._has_yielded_all)
 
     def _iterate(self, readers: Executor | None = None) -> Generator[Any]:  # noqa: ARG002 workers read
-        # without workers, the loader itself counts its batches
         if not self.num_workers:
             yield from self._workers
             return
-        loader, cursor = self._loader, cursor_of(self._loader.sampler)
         _check_guard(self._workers)
-        has_rest = True
-        while has_rest:  # once more after each reshard()
-            loader._check_cells()
-            steps = loader._begin_steps()
-            # persistent workers keep their copy of the sampler, and Ctrl-C in a terminal ends them
-            if self._n_changes not in (None, cursor.n_changes) or _have_died(self._workers):
-                self._workers = self._make_workers()
-            self._n_changes = cursor.n_changes
-            current = self._pass = cursor.begin_by_workers(loader.n_obs, self.num_workers)
-            self._part.write(current.position)
-            self._read = Tally()
-            with loader._opened(current):
-                for batch in self._workers:
-                    cursor.check_rank(current.placement)
-                    cursor.check_is_last(current)
-                    index = loader._rows_in(batch)
-                    if index is None:
-                        self._read = None
-                    elif self._read is not None:
-                        self._read.add(index)
-                    steps.count()  # before the yield: a consumer that saves a state has this batch
-                    if current.is_over_after(steps.n_yielded):
-                        loader._end(current)
-                    yield batch
-                    if cursor.has_cut(current):
-                        break
-                    cursor.check_is_last(current)
-                else:
-                    cursor.end(current)
-            has_rest = cursor.has_left(current)
+        self._loader._check_cells()
+        yield from self._loader._batches(self._collected, self.num_workers)
+
+    def _collected(self, current: Pass) -> Generator[Any]:
+        """Yield the batches of a pass that the workers read."""
+        cursor = cursor_of(self.sampler)
+        # persistent workers keep their copy of the sampler, and Ctrl-C in a terminal ends them
+        if self._n_changes not in (None, cursor.n_changes) or _have_died(self._workers):
+            self._workers = self._make_workers()
+        self._n_changes = cursor.n_changes
+        self._part.write(current.position)
+        for batch in self._workers:
+            cursor.check_rank(current.placement)
+            self._loader._note_read(self._loader._rows_in(batch))
+            yield batch
+            del batch
 
     def check_epoch_read(
         self, read: Read | None = None, *, timeout: Timeout = 300.0, gather: Gather | None = None
@@ -303,20 +282,7 @@ class WorkerDataLoader(Waits, DataLoader[Any]):
         It is :meth:`.StatefulLoader.check_epoch_read` for rows that workers have read. Unless ``read``
         is passed, the loader needs ``return_index=True``, so that batches have their rows.
         """
-        reading = partial(self._reading, read=read)
-        return checks.epoch_read(cursor_of(self.sampler), reading, timeout=timeout, gather=gather)
-
-    def _reading(self, job: Placement, read: Read | None = None) -> Reading:
-        if read is None and self._own_pass() is not None:
-            return Reading.of(job, cursor_of(self.sampler), self._loader.n_obs, self._read)
-        return self._loader._reading(job, read)
-
-    def _read_of_last_pass(self) -> tuple[Pass, Read | None]:
-        """Return the last pass, and the rows of its batches; None if batches have no rows."""
-        last = self._own_pass()
-        if last is None:
-            return self._loader._read_of_last_pass()
-        return last, self._read
+        return self._loader.check_epoch_read(read, timeout=timeout, gather=gather)
 
     def step_done(self) -> None:
         """Mark the last step as done, as :meth:`.StatefulLoader.step_done`."""
@@ -326,18 +292,6 @@ class WorkerDataLoader(Waits, DataLoader[Any]):
     def _n_readers(self) -> int:
         """Number of processes that read batches of this rank."""
         return self.num_workers or 1
-
-    def _own_pass(self) -> Pass | None:
-        """Return the last pass if workers have read it; None if the loader itself has."""
-        last = cursor_of(self.sampler).last
-        if last is None or not last.is_by_workers:
-            return None
-        if last is not self._pass:
-            raise RuntimeError(
-                "The last iteration was not over this DataLoader, but over a different DataLoader of the same loader. "
-                "Give each DataLoader its own loader and sampler."
-            )
-        return last
 
     def state_dict(self, *, batches_done: int | None = None) -> dict[str, Any]:
         """Return the position in the epoch, as :meth:`.StatefulLoader.state_dict`.
@@ -352,14 +306,9 @@ class WorkerDataLoader(Waits, DataLoader[Any]):
         -------
         dict
             State for :meth:`load_state_dict`, on any number of ranks and workers.
-
-        Raises
-        ------
-        RuntimeError
-            If a different ``DataLoader`` of the same loader was iterated over since.
         """
-        last = self._own_pass() or (self._loader._own_pass() if batches_done is None else None)
-        return self._loader._state_of(last, batches_done, self._n_readers)
+        position = self._loader._position_after(batches_done, self._n_readers)
+        return cursor_of(self.sampler).state(position, self._loader._collection)
 
     def load_state_dict(self, state: Mapping[str, Any], *, strict: bool = True) -> None:
         """Resume from a saved state, as :meth:`.StatefulLoader.load_state_dict`."""
@@ -370,7 +319,7 @@ class WorkerDataLoader(Waits, DataLoader[Any]):
 
         New workers read the next batch.
         """
-        cursor_of(self.sampler).reshard(self.state_dict(batches_done=batches_done), dist_info)
+        self._loader._reshard(self._loader._position_after(batches_done, self._n_readers), dist_info)
 
 
 def _have_died(workers: DataLoader[Any]) -> bool:

@@ -16,10 +16,9 @@ from annbatch import Loader
 from annbatch_distributed.core.masks import AnyMask, first_difference
 from annbatch_distributed.core.request import Marks, Request
 from annbatch_distributed.core.values import plural
-from annbatch_distributed.cursor import warn
-from annbatch_distributed.loader.base import common_n_var
+from annbatch_distributed.core.warning import warn
 from annbatch_distributed.loader.collection import AnyCollection, as_collection
-from annbatch_distributed.loader.epoch_loader import EpochLoader
+from annbatch_distributed.loader.epoch_loader import EpochLoader, common_n_var
 from annbatch_distributed.loader.stateful import StatefulLoader, sampler_for
 from annbatch_distributed.ranks import DistInfo
 from annbatch_distributed.sampler import DistributedSampler
@@ -28,6 +27,8 @@ from annbatch_distributed.sets import CellSets
 if TYPE_CHECKING:
     import anndata as ad
     import zarr
+
+    from annbatch_distributed.loader.workers import WorkerDataLoader
 
 
 class AlignedLoader(EpochLoader):
@@ -281,6 +282,12 @@ class AlignedLoader(EpochLoader):
 
     def _annotated(self, cells: pd.DataFrame, columns: str | Sequence[str] | None) -> pd.DataFrame:
         return self._lead._annotated(cells, columns)
+
+    def to_dataloader(self, *, num_workers: int = 0, **options: Any) -> WorkerDataLoader:  # noqa: ANN401 torch's own
+        """Return a PyTorch ``DataLoader`` whose worker processes read, as :meth:`StatefulLoader.to_dataloader`."""
+        from annbatch_distributed.loader.workers import WorkerDataLoader  # it needs PyTorch
+
+        return WorkerDataLoader(self, num_workers=num_workers, **options)
 
     # Reading
 

@@ -1,7 +1,7 @@
 """The MixedLoader: batches of several collections, in an order of sources that is the same on all ranks.
 
-It reads what its :class:`.MixtureCursor` says. It sets the position of a source before it iterates over the source, and
-reads no position back.
+Its clock says where the next pass begins, and :class:`.Mixture` what follows from a place. It sets the position of a
+source before it iterates over the source, and reads no position back.
 """
 
 from __future__ import annotations
@@ -11,6 +11,7 @@ import os
 from collections.abc import Generator, Iterator, Mapping, Sequence
 from concurrent.futures import Executor
 from contextlib import ExitStack
+from dataclasses import dataclass, replace
 from reprlib import repr as shortened
 from typing import TYPE_CHECKING, Any, Self
 
@@ -19,26 +20,43 @@ from annbatch.compat import IterableDataset  # type: ignore[attr-defined]  # not
 
 from annbatch_distributed import checks
 from annbatch_distributed.checks import Description, Gather, Reading, Timeout
+from annbatch_distributed.core.clock import Clock
 from annbatch_distributed.core.epochs import StepSelection
 from annbatch_distributed.core.rank import Placement
 from annbatch_distributed.core.values import BOUND, integer, plural
+from annbatch_distributed.core.warning import warn
 from annbatch_distributed.core.worker import current_worker
-from annbatch_distributed.cursor import warn
 from annbatch_distributed.loader.accelerate import reported
-from annbatch_distributed.loader.base import StepCounter, common_n_var, shown
 from annbatch_distributed.loader.callers import refuse_dispatch
-from annbatch_distributed.loader.epoch_loader import EpochLoader
+from annbatch_distributed.loader.epoch_loader import EpochLoader, common_n_var, shown
 from annbatch_distributed.loader.lightning import errors_explained, training_on
 from annbatch_distributed.loader.prefetch import threads
+from annbatch_distributed.loader.steps import StepCounter
 from annbatch_distributed.loader.waiting import Waits
-from annbatch_distributed.mixtures.cursor import MixtureCursor, MixturePass
 from annbatch_distributed.mixtures.mixture import Mixture
 from annbatch_distributed.mixtures.order import EveryStep, RandomOrder, SourceOrder, StoppingStrategy, Weights
+from annbatch_distributed.mixtures.place import Place, Start
 from annbatch_distributed.mixtures.source import Source
 from annbatch_distributed.ranks import DistInfo
 
 if TYPE_CHECKING:
     from annbatch_distributed.loader.workers import WorkerDataLoader
+
+
+@dataclass(eq=False)
+class MixturePass:
+    """Pass over a mixture."""
+
+    place: Place
+    """Place at its beginning."""
+    placement: Placement
+    """Rank that reads it."""
+    n_steps: int
+    """Number of steps of the whole epoch."""
+    has_ended: bool = False
+    """True once its last batch was yielded."""
+    is_open: bool = True
+    """True while its iterator is in use, its last step included."""
 
 
 class MixedLoader(Waits, IterableDataset):  # type: ignore[type-arg]  # without torch, it has no parameters
@@ -135,19 +153,15 @@ class MixedLoader(Waits, IterableDataset):  # type: ignore[type-arg]  # without 
                 f"n_steps={n_steps} and stopping_strategy={stopping_strategy!r}. Pass one of them."
             )
         n_steps = None if n_steps is None else integer("n_steps", n_steps, least=1, below=BOUND)
-        self._cursor, self._within_batch = (
-            MixtureCursor(Mixture(sources, order, n_steps, stopping_strategy)),
-            within_batch,
-        )
+        self._mixture, self._within_batch = Mixture(sources, order, n_steps, stopping_strategy), within_batch
+        self._clock = Clock[Place | Start](self._mixture.first_place)
+        # the pass that the open passes of the sources belong to, which goes on after another epoch was set
+        self._running: MixturePass | None = None
         self._steps = StepCounter()
         # the id of a process, and its threads in which all sources prefetch
         self._readers: tuple[int, Executor] | None = None
 
     # Properties of the sources
-
-    @property
-    def _mixture(self) -> Mixture:
-        return self._cursor.mixture
 
     @property
     def _sources(self) -> dict[str, Source]:
@@ -213,21 +227,32 @@ class MixedLoader(Waits, IterableDataset):  # type: ignore[type-arg]  # without 
     @property
     def next_epoch(self) -> int:
         """Epoch to resume or to begin: the current epoch, or the next epoch if the current epoch has ended."""
-        return self._cursor.next_epoch
+        return self._clock.next_epoch
+
+    @property
+    def _next(self) -> Place:
+        """Place of the next pass."""
+        return self._mixture.resolved(self._clock.next)
+
+    @property
+    def _last(self) -> MixturePass | None:
+        """Pass that has begun last; None if an epoch was set or a state was loaded since."""
+        last: MixturePass | None = self._clock.last
+        return last
 
     @property
     def batches_done(self) -> int:
         """Number of steps of the epoch that were done before a resume; else 0."""
-        return self._cursor.next().done
+        return self._clock.next.done
 
     def set_epoch(self, epoch: int) -> None:
         """Set the epoch of the next iteration, on every rank.
 
-        Epoch ``e`` begins at step ``e * n_steps``, whatever was read before; if a state with another ``n_steps`` was
-        loaded, later epochs are counted from its epoch. Under ``stopping_strategy``, it begins with epochs of the
-        sources that no earlier epoch has begun. Setting the epoch of a loaded state resumes it; if the state was saved
-        at the end of the epoch, no batches remain. Setting that epoch once more restarts it, after the steps that a
-        different number of ranks has done. A running iterator is not affected until a new one begins.
+        It moves the epoch as :meth:`DistributedSampler.set_epoch` does. Epoch ``e`` begins at step ``e * n_steps``,
+        whatever was read before; if a state with another ``n_steps`` was loaded, later epochs are counted from its
+        epoch. Under ``stopping_strategy``, it begins with epochs of the sources that no earlier epoch has begun. If the
+        epoch of a loaded state is begun again, it begins after the steps that a different number of ranks has done. A
+        running iterator is not affected until a new one begins.
 
         Raises
         ------
@@ -235,24 +260,23 @@ class MixedLoader(Waits, IterableDataset):  # type: ignore[type-arg]  # without 
             If a state of a later epoch was loaded, and no iteration has begun since.
         """
         refuse_dispatch()
-        self._cursor.set_epoch(integer("epoch", epoch, least=0, below=BOUND))
+        self._clock.set_epoch(integer("epoch", epoch, least=0, below=BOUND))
 
     def __len__(self) -> int:
         """Return the number of steps of the whole epoch."""
-        last = self._cursor.last
+        last = self._last
         if last is not None and last.is_open:
             return last.n_steps
         self._check()
-        return self._mixture.length(self._cursor.next())
+        return self._mixture.length(self._next)
 
     # Reading
 
     def __iter__(self) -> Iterator[dict[str, Any]]:
         """Return an iterator over the batches of the epoch.
 
-        After a resume, it yields the remaining batches. Without :meth:`set_epoch`, the next iteration begins the next
-        epoch. A mixture has one iterator at a time: taking the first batch of a new one ends the previous one. If a
-        batch can't be read, the next iteration begins with it.
+        After a resume, it yields the remaining batches. A mixture has one iterator at a time: taking the first batch of
+        a new one ends the previous one.
 
         Yields
         ------
@@ -272,22 +296,25 @@ class MixedLoader(Waits, IterableDataset):  # type: ignore[type-arg]  # without 
                 "A DataLoader can't iterate over a MixedLoader in its workers. Make a DataLoader of each source with "
                 "loader.to_dataloader(num_workers=...), pass these to MixedLoader, and iterate over the mixture itself."
             )
-        return reported(self._timed(self._iterate()), lambda: self._cursor.has_ended)
+        return reported(self._timed(self._iterate()), lambda: self._last is not None and self._last.has_ended)
 
     def _iterate(self) -> Generator[dict[str, Any]]:
         """Iterate over the rest of an epoch."""
-        current = None
-        while current is None or (self._cursor.has_cut(current) and self.next_epoch == current.place.epoch):
-            # once more after each reshard()
+        has_rest = True
+        while has_rest:  # once more after each reshard()
             self._check()
             steps = self._begin_steps()
             current = self._begin()
             yield from self._batches_of(current, steps)
+            has_rest = self._clock.has_left(current)
 
     def _begin(self) -> MixturePass:
         """Begin the next pass, at its position in each source."""
-        current = self._cursor.begin(self._any_source.epochs.placement)
-        for name, position in self._mixture.positions(current.place).items():
+        place = self._next
+        current = MixturePass(place, self._any_source.epochs.placement, self._mixture.length(place))
+        self._clock.begin(current, place)
+        self._running = current
+        for name, position in self._mixture.positions(place).items():
             self._sources[name].go_to(position)
         return current
 
@@ -302,31 +329,30 @@ class MixedLoader(Waits, IterableDataset):  # type: ignore[type-arg]  # without 
                     self._end_pass(current)
                 yield batch
                 del batch  # else it would stay in memory until the next one is read
-                if self._cursor.has_cut(current):
+                if self._clock.has_cut(current):
                     return
                 if current.placement != self._any_source.epochs.placement:
                     self._any_source.cursor.check_rank(current.placement)
-                if not self._cursor.is_running(current):
+                if self._running is not current:
                     raise RuntimeError(
                         "A mixture has one iterator at a time, and a newer iterator has ended this one. To look at "
                         "batches in the middle of an epoch, make a second mixture."
                     )
             if place.done == current.n_steps:
                 self._end_pass(current)
-        except BaseException as error:
-            if self._cursor.is_running(current) and not current.has_ended:
+        except BaseException:
+            if self._running is current and not current.has_ended:
                 for source in self._sources.values():
                     source.close()
-                # a GeneratorExit means that the consumer has left its loop, which is no failure
-                has_failed = not isinstance(error, GeneratorExit)
-                self._cursor.break_off(current, self._steps.n_done if has_failed else None)
+                self._running = None
             raise
         finally:
             current.is_open = False
 
     def _end_pass(self, ended: MixturePass) -> None:
+        ended.has_ended = True
         ended.is_open = not self._steps.is_training  # Lightning leaves its loop here, and asks for the next length
-        self._cursor.end(ended)
+        self._clock.end(ended, ended.place.at(ended.n_steps, ended.n_steps))
 
     def _take(self, names: list[str]) -> dict[str, Any]:
         """Return the batch of a step, from the sources with these names."""
@@ -342,7 +368,7 @@ class MixedLoader(Waits, IterableDataset):  # type: ignore[type-arg]  # without 
             # overfit_batches reads the first batches of epoch 0 in every epoch
             if training.overfits and not self.batches_done:
                 self.set_epoch(0)
-            place = self._cursor.next()
+            place = self._next
             training.check_all_are_read(self._mixture.length(place), place.done)
         self._steps = self._steps.next(training)
         return self._steps
@@ -404,7 +430,29 @@ class MixedLoader(Waits, IterableDataset):  # type: ignore[type-arg]  # without 
         """
         if batches_done is not None:
             batches_done = integer("batches_done", batches_done, least=0, below=BOUND)
-        return self._mixture.to_state(self._cursor.after(batches_done, self._steps.n_done))
+        return self._mixture.to_state(self._place_after(batches_done))
+
+    def _place_after(self, batches_done: int | None) -> Place:
+        """Return the place after some steps of the epoch; by default, after the done steps of the last pass."""
+        last = self._last
+        if last is None and batches_done is None:
+            return self._mixture.resolved(self._clock.place)
+        if last is None:
+            # before a pass begins, batches_done may lie before the resume
+            place, least = self._next, self._next.start
+            n_steps = self._mixture.length(place)
+        else:
+            place, least, n_steps = last.place, last.place.done, last.n_steps
+            if batches_done is None:
+                batches_done = place.done + self._steps.n_done
+        assert batches_done is not None
+        if not least <= batches_done <= n_steps:
+            raise ValueError(
+                f"batches_done must be from {least}, as earlier steps were done before this iteration, by a different "
+                f"number of ranks or with different settings, to {n_steps}, the steps of the epoch, got {batches_done}."
+            )
+        has_ended = last is not None and last.has_ended
+        return place if batches_done == place.done and not has_ended else place.at(batches_done, n_steps)
 
     def load_state_dict(self, state: Mapping[str, Any], *, strict: bool = True) -> None:
         """Resume from a saved state, on every rank and on any number of ranks.
@@ -433,16 +481,17 @@ class MixedLoader(Waits, IterableDataset):  # type: ignore[type-arg]  # without 
         (2, 6)
         """
         with errors_explained(self._framework_object):
-            self._load(state, strict=strict)
+            self._clock.go_to(self._loaded(state, strict=strict), is_loaded=True)
 
-    def _load(self, state: Mapping[str, Any], *, strict: bool, continues: bool = False) -> None:
+    def _loaded(self, state: Mapping[str, Any], *, strict: bool) -> Place:
+        """Return the place of a state, after the checks of loading it."""
         place, notes = self._mixture.from_state(state, strict=strict)
         self._check()  # from now on, the rows of the sources must stay the same
         if notes:
             warn(" ".join(notes))
         for source in self._sources.values():
             source.unchecked = []
-        self._cursor.load(place, continues=continues)
+        return place
 
     def reshard(self, dist_info: DistInfo | None = None, *, batches_done: int | None = None) -> None:
         """Change the rank and the world size within an epoch, without a restart.
@@ -469,7 +518,7 @@ class MixedLoader(Waits, IterableDataset):  # type: ignore[type-arg]  # without 
         with ExitStack() as stack:
             for source in self._sources.values():
                 stack.enter_context(source.resharded(dist_info))
-            self._load(state, strict=True, continues=True)
+            self._clock.cut(self._loaded(state, strict=True))
 
     # Plans and cells
 
@@ -514,7 +563,16 @@ class MixedLoader(Waits, IterableDataset):  # type: ignore[type-arg]  # without 
         """
         self._check()
         epoch = None if epoch is None else integer("epoch", epoch, least=0, below=BOUND)
-        return self._mixture.cells(self._cursor.of_epoch(epoch), steps, columns, ranks)
+        return self._mixture.cells(self._of_epoch(epoch), steps, columns, ranks)
+
+    def _of_epoch(self, epoch: int | None) -> Place:
+        """Return the place in an epoch; by default, in the epoch that was set, loaded or read last."""
+        place: Place | Start = self._clock.place if self._last is None else self._last.place
+        if epoch is None or epoch == place.epoch:
+            return self._mixture.resolved(place)
+        start = place.start_of(epoch)
+        # the epoch of a state has steps of earlier numbers of ranks
+        return self._mixture.resolved(start.origin if epoch == start.origin.epoch else start)
 
     def plan(self, n_steps: int | None = None) -> pd.DataFrame:
         """Return how often each source is read in the epoch, as a table.
@@ -543,7 +601,7 @@ class MixedLoader(Waits, IterableDataset):  # type: ignore[type-arg]  # without 
         1   tahoe   0.75      6        6  1.000000    48
         """
         self._check()
-        place = self._cursor.of_epoch(None)
+        place = self._of_epoch(None)
         n_steps = self._mixture.length(place) if n_steps is None else n_steps
         return self._mixture.plan(place, integer("n_steps", n_steps, least=1, below=BOUND))
 
@@ -572,7 +630,7 @@ class MixedLoader(Waits, IterableDataset):  # type: ignore[type-arg]  # without 
 
     def _description(self, job: Placement) -> Description:
         self._check()
-        upcoming = self._cursor.next()
+        upcoming = self._next
         parts = {
             name: self._sources[name].describe(job, position)
             for name, position in self._mixture.positions(upcoming).items()
@@ -644,7 +702,7 @@ class MixedLoader(Waits, IterableDataset):  # type: ignore[type-arg]  # without 
         about["rank"] = self._any_source.loader._rank_about
         epoch = self.next_epoch
         try:
-            last, place = self._cursor.last, self._cursor.next()
+            last, place = self._last, self._next
             n_done = place.done
             if last is not None and not last.has_ended:
                 place, n_done = last.place, last.place.done + self._steps.n_done
@@ -655,12 +713,14 @@ class MixedLoader(Waits, IterableDataset):  # type: ignore[type-arg]  # without 
 
     def __copy__(self) -> Self:
         duplicate = object.__new__(type(self))
-        vars(duplicate).update(self.__getstate__())
-        duplicate._cursor = copy.copy(self._cursor)
+        vars(duplicate).update(self.__getstate__(), _mixture=copy.copy(self._mixture))
         return duplicate
 
     def __getstate__(self) -> dict[str, Any]:
-        return vars(self) | {"_readers": None}  # threads stay in their process
+        clock = copy.copy(self._clock)
+        # a copy has no open passes, and threads stay in their process
+        clock.last = None if self._last is None else replace(self._last, is_open=False)
+        return vars(self) | {"_clock": clock, "_running": None, "_readers": None}
 
 
 def _order_of(sources: Mapping[str, Source], weights: Weights | None, seed: int, *, within_batch: bool) -> SourceOrder:

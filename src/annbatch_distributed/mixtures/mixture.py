@@ -18,7 +18,7 @@ from annbatch_distributed.core.epochs import StepSelection, step_numbers
 from annbatch_distributed.core.state import Identity, Position, check_identity, damaged, differences
 from annbatch_distributed.core.values import few
 from annbatch_distributed.mixtures.order import SourceOrder, StoppingStrategy
-from annbatch_distributed.mixtures.place import Place, from_state, to_state
+from annbatch_distributed.mixtures.place import Place, Start, from_state, to_state
 from annbatch_distributed.mixtures.source import Source
 
 _NOTE = (
@@ -59,6 +59,20 @@ class Mixture:
             name: source.after(source.here(place.positions[name]), self.order.count(name, start, stop))
             for name, source in self.sources.items()
         }
+
+    def resolved(self, place: Place | Start) -> Place:
+        """Return a place with the positions of the sources, of a start too."""
+        if isinstance(place, Place):
+            return place
+        origin = self.resolved(place.origin)
+        if place.before is not None:
+            return replace(self.following(place.before), origin=origin)
+        start = self.start_of(place.epoch, origin)
+        # the sources begin within their epochs, and whether the batches before were read is unknown
+        positions = {
+            name: replace(position, unverified=position.done > 0) for name, position in start.positions.items()
+        }
+        return replace(start, positions=positions, origin=None if place.epoch <= origin.epoch else origin)
 
     def length(self, place: Place) -> int:
         """Return the number of steps of the whole epoch of a place."""

@@ -25,11 +25,36 @@ from __future__ import annotations
 
 import copy
 from collections.abc import Mapping
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 from annbatch_distributed.core.state import VERSION, Identity, Position, as_flag, as_json, check_format, damaged
 from annbatch_distributed.core.values import BOUND, integer
+
+
+@dataclass(frozen=True)
+class Start:
+    """Start of an epoch of a mixture, which the order and the sources lead to from another place."""
+
+    epoch: int
+    """Epoch of the mixture."""
+    origin: Place | Start
+    """Place that epochs which are set follow from: that of the loaded state, or the first."""
+    before: Place | None = None
+    """End of the epoch before, if that was reached."""
+    done: int = field(default=0, init=False)
+    """Number of done steps of the epoch."""
+    finished: bool = field(default=False, init=False)
+    """False, as no step of the epoch is done."""
+
+    def start_of(self, epoch: int) -> Start:
+        """Return the start of an epoch."""
+        # an earlier epoch that was set is the new origin
+        return Start(epoch, self if self.epoch <= self.origin.epoch else self.origin)
+
+    def after(self) -> Start:
+        """Return the start of the next epoch."""
+        return self.start_of(self.epoch + 1)
 
 
 @dataclass(frozen=True)
@@ -50,6 +75,8 @@ class Place:
     """Number of done steps of the epoch."""
     finished: bool = False
     """True if all steps of the epoch are done."""
+    origin: Place | None = field(default=None, repr=False)
+    """Place that epochs follow from when they are set; None for this one."""
 
     @classmethod
     def beginning(cls, positions: Mapping[str, Position], epoch: int = 0, first: int = 0) -> Place:
@@ -64,6 +91,14 @@ class Place:
     def at(self, done: int, n_steps: int) -> Place:
         """Return the place after ``done`` of the ``n_steps`` steps of the epoch."""
         return replace(self, done=done, finished=done == n_steps)
+
+    def start_of(self, epoch: int) -> Start:
+        """Return the start of an epoch."""
+        return Start(epoch, self.origin or self)
+
+    def after(self) -> Start:
+        """Return the start of the next epoch."""
+        return Start(self.epoch + 1, self.origin or self, before=self)
 
 
 def to_state(

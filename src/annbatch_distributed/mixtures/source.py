@@ -153,11 +153,11 @@ class Source:
 
     def note_taken(self) -> None:
         """Move to the next batch, and record the open pass if the last batch has ended it."""
-        if not self.cursor.position.finished or self._batches is None:
+        if not self.cursor.clock.place.finished or self._batches is None:
             self._n_taken += 1
             return
         next(self._batches, None)
-        last, read = self._reader._read_of_last_pass()
+        last, read = self.loader._read_of_last_pass()
         # the sum of two tallies is three numbers, without the rows that aren't added up yet
         self.unchecked.append((last.position, None if read is None else Tally() + Tally.of(read)))
         self._batches, self._start, self._n_taken = None, self.here(Position(last.position.epoch + 1)), 0
