@@ -7,7 +7,7 @@ from typing import Any
 
 import numpy as np
 import pytest
-from annbatch.samplers import RandomSampler
+from annbatch.samplers import RandomSampler, SequentialSampler
 
 from annbatch_distributed import DistributedSampler, Rank
 from annbatch_distributed.cursor import Cursor
@@ -62,13 +62,58 @@ def test_rows_follow_the_workers_of_the_pass(n_workers: int) -> None:
     assert [rows.tolist() for _, rows in steps] == yielded
 
 
+def test_rest_is_read_by_workers_in_turn() -> None:
+    """Workers that resume after any number of batches read the rest as they would have without the break."""
+    sampler = DistributedSampler(RandomSampler(4, 4, 4), dist_info=Rank(0, 2), seed=0)
+    whole = read_by_workers(sampler, N_OBS, 3)
+    for done in range(len(whole)):
+        state = sampler.state_dict(batches_done=0) | {"segments": [[2, 3, done]]}
+        after = DistributedSampler(RandomSampler(4, 4, 4), dist_info=Rank(0, 2), seed=0)
+        after.load_state_dict(state)
+        assert read_by_workers(after, N_OBS, 3) == whole[done:]
+
+
+def test_workers_of_ordered_samplers_change_no_state() -> None:
+    """A sampler that keeps an order yields the same batches by any number of workers, and has the same states."""
+    cursor = cursor_of(DistributedSampler(SequentialSampler(4, 4, 4), dist_info=Rank(0, 2), seed=0))
+    assert cursor.next(3) == cursor.next(1)
+    assert new().next(3) != new().next(1)
+
+
+def test_next_epoch_forgets_the_rows_of_a_loaded_one() -> None:
+    """The state of an epoch that is set after loading names no number of rows: its collection may have grown."""
+    before, after = new(), new()
+    before.begin(N_OBS)
+    after.resume(state_of(before, 5), strict=True)
+    assert after.state(after.position_after(None), {})["identity"]["n_obs"] == N_OBS
+    after.set_epoch(1)
+    assert after.state(after.position_after(None), {})["identity"]["n_obs"] is None
+
+
+def test_unverified_batches_stay_unverified() -> None:
+    """A state that was loaded without comparing settings says so, also after another resume."""
+    states = [state_of(started(), 5)]
+    for strict in (False, True, True):
+        cursor = new()
+        cursor.resume(states[-1], strict=strict)
+        cursor.begin(N_OBS)
+        states.append(state_of(cursor, 6))
+    assert [state.get("unverified", False) for state in states] == [False, True, True, True]
+
+
+def started() -> Cursor:
+    cursor = new()
+    cursor.begin(N_OBS)
+    return cursor
+
+
 def test_cut_pass_has_left_its_remaining_batches() -> None:
     """If the ranks change after the last batch of a pass, an open loop ends instead of reading the epoch again."""
     for done in range(13):
         cursor = new()
         cut = cursor.begin(N_OBS)
         cursor.reshard(cursor.position_after(done), Rank(0, 1))
-        assert cursor.clock.has_left(cut) == (done < 12)
+        assert cursor.clock.has_rest(cut) == (done < 12)
 
 
 @pytest.mark.parametrize("options", [{"remainder": "exact"}, {"remainder": "pad"}, {"virtual_ranks": 64}])

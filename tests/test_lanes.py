@@ -90,9 +90,8 @@ def check(counts: Sequence[int], segments: list[Segment], n_lanes: int, policy: 
         model.recut(segment.n_lanes)
         model.read(segment.n_workers, segment.done)
     model.recut(n_lanes)
-    *_, (lanes, over) = each_segment(counts, (*segments, Segment(n_lanes, 1, 0)), policy)
+    *_, lanes = each_segment(counts, (*segments, Segment(n_lanes, 1, 0)), policy)
     assert [listed(lane) for lane in lanes] == model.lanes
-    assert [number for part in over for number in part] == model.over
     assert [len(lane) for lane in lanes] == list(map(len, model.lanes))
     assert policy == "keep" or len({*map(len, lanes)}) == 1
     for lane, own in zip(lanes, model.lanes, strict=True):

@@ -144,7 +144,7 @@ def test_independent_ranks_split_the_number_of_samples(
     """Independent ranks have the whole window, and split the number of samples."""
     window = Rows((range(10, 30), range(40, 61)))
     plan = plan_with(window, remainder, world_size, batch_size, n_draws=n_draws)
-    assert (plan.n_draws, plan.dropped, plan.n_dropped, plan.n_repeated) == (n_draws, Rows(), 0, 0)
+    assert (plan.n_samples, plan.dropped, plan.n_dropped, plan.n_repeated) == (n_draws, Rows(), 0, 0)
     for rank in range(world_size):
         assert (plan.shard(rank).rows, plan.shard(rank).n_own) == (window, len(window))
     draws = [*range(n_draws)]

@@ -47,13 +47,13 @@ def drawn(sampler: DistributedSampler, n_obs: int = 120) -> list[int]:
     return sorted(rows)
 
 
-def check_counts(rows: list[int], weights: Any, n_samples: int, passes: int = 1) -> None:
-    """Each row comes as often as its weight says, rounded up or down in each pass."""
+def check_counts(rows: list[int], weights: Any, n_samples: int, rounds: int = 1) -> None:
+    """Each row comes as often as its weight says, rounded up or down in each round."""
     counts = np.bincount(rows, minlength=len(weights))
-    expected = n_samples / passes * np.asarray(weights, dtype=float) / np.sum(weights)
+    expected = n_samples / rounds * np.asarray(weights, dtype=float) / np.sum(weights)
     assert len(rows) == n_samples
-    assert (counts >= passes * np.floor(expected - 1e-9)).all()
-    assert (counts <= passes * np.ceil(expected + 1e-9)).all()
+    assert (counts >= rounds * np.floor(expected - 1e-9)).all()
+    assert (counts <= rounds * np.ceil(expected + 1e-9)).all()
 
 
 @st.composite
@@ -159,16 +159,24 @@ def flags_of(start: int, stop: int) -> Any:
     return (np.arange(120) >= start) & (np.arange(120) < stop)
 
 
-@pytest.mark.parametrize("passes", [2, 3])
-def test_passes_move_copies_apart(passes: int) -> None:
+@pytest.mark.parametrize("rounds", [2, 3])
+def test_rounds_move_copies_apart(rounds: int) -> None:
     """Each pass draws from all cells, so copies of a cell are not all close to each other."""
-    one = sampler(passes=passes, wrapped=SequentialSampler(*SIZES))
+    one = sampler(rounds=rounds, wrapped=SequentialSampler(*SIZES))
     rows = one.rows_of(120, slice(None))["row"].tolist()
-    check_counts(rows, WEIGHTS, 200, passes)
-    bounds = np.arange(passes + 1) * 200 // passes
+    check_counts(rows, WEIGHTS, 200, rounds)
+    bounds = np.arange(rounds + 1) * 200 // rounds
     for first, end in pairwise(bounds.tolist()):
         assert rows[first:end] == sorted(rows[first:end])
         check_counts(rows[first:end], WEIGHTS, end - first)
+    # each round begins at a point of its own
+    many = sampler(rounds=2, num_samples=400, wrapped=SequentialSampler(*SIZES)).rows_of(120, slice(None))["row"]
+    assert many[:200].tolist() != many[200:].tolist()
+
+
+def test_each_round_can_have_a_single_draw() -> None:
+    one = sampler(num_samples=4, rounds=4, wrapped=SequentialSampler(1, 4, 4))
+    assert len(drawn(one)) == 4
 
 
 def test_copies_in_a_batch_warn_the_caller() -> None:
@@ -182,7 +190,7 @@ def test_copies_in_a_batch_warn_the_caller() -> None:
     few[:3] = 30
     with warnings.catch_warnings():
         warnings.simplefilter("error")
-        sampler(weights=ones, num_samples=480, passes=4)
+        sampler(weights=ones, num_samples=480, rounds=4)
         one = sampler(weights=ones, num_samples=120)
         one.weights = 2 * ones
     with pytest.warns(UserWarning, match="of the draws of a batch are copies") as caught:
@@ -259,9 +267,9 @@ def test_check_epoch_read_says_what_the_counts_are() -> None:
     assert text.endswith(
         "Each of the 200 draws was read once, so each cell was read as often as its weight says, rounded up or down"
     )
-    one = loader(passes=4)  # a cell of 1.2 draws in each pass comes 4 to 8 times
+    one = loader(rounds=4)  # a cell of 1.2 draws in each round comes 4 to 8 times
     list(one)
-    assert one.check_epoch_read().endswith("rounded up or down in each of 4 passes")
+    assert one.check_epoch_read().endswith("rounded up or down in each of 4 rounds")
     one = loader(remainder="drop", num_samples=201)
     list(one)
     assert "as often as" not in one.check_epoch_read()
@@ -340,6 +348,7 @@ def test_new_weights_within_a_resumed_epoch_warn() -> None:
     assert one.batches_done == 0
     one.load_state_dict(one.state_dict(batches_done=len(one)))
     with warnings.catch_warnings(action="error"):  # between epochs, there is nothing to read again
+        warnings.filterwarnings("ignore", "About .* of the draws of a batch are copies")
         one.sampler.mask = slice(0, 90)
 
 
@@ -349,6 +358,8 @@ def test_other_weights_are_another_job_within_an_epoch() -> None:
     next(batches)
     with pytest.raises(ValueError, match="weights"):
         other.load_state_dict(one.state_dict())
+    with pytest.raises(ValueError, match=r"weights\.rounds is 1 in the state and 2 here"):
+        loader(rounds=2).load_state_dict(one.state_dict())
     list(batches)
     with pytest.raises(ValueError, match="weights"):
         other.load_state_dict(one.state_dict())
@@ -358,12 +369,10 @@ def test_other_weights_are_another_job_within_an_epoch() -> None:
     loader(weights=pd.Series(WEIGHTS)).load_state_dict(one.state_dict())
 
 
-def test_second_iteration_without_set_epoch_warns() -> None:
-    """Without set_epoch, the draws stay the same, which nobody wants who passes weights."""
+def test_epochs_without_set_epoch_have_new_draws() -> None:
     one = loader()
-    assert len([*one]) == len(one)
-    with pytest.warns(UserWarning, match=r"set_epoch\(\) was not called"):
-        next(iter(one))
+    epochs = [[row for batch in one for row in batch["index"].tolist()] for _ in range(2)]
+    assert sorted(epochs[0]) != sorted(epochs[1])
 
 
 def test_repr_of_a_loader_counts_draws() -> None:
@@ -425,10 +434,10 @@ def test_arguments_that_contradict_weights_are_refused() -> None:
         ({"wrapped": RandomSampler(*SIZES, num_samples=80)}, "num_samples of RandomSampler. Pass num_samples to"),
         ({"sets": CellSets.from_obs(pd.DataFrame({"type": labels}), by="type", set_size=4)}, "combined with sets"),
         ({"seed": None}, "weights require a seed"),
-        ({"weights": None}, "num_samples and passes are for weights, got num_samples=200"),
-        ({"weights": None, "num_samples": None, "passes": 2}, "num_samples and passes are for weights"),
-        ({"passes": 201}, "passes must be at most the number of draws of an epoch, 200, got 201"),
-        ({"passes": 0}, "passes must be"),
+        ({"weights": None}, "num_samples and rounds are for weights, got num_samples=200"),
+        ({"weights": None, "num_samples": None, "rounds": 2}, "num_samples and rounds are for weights"),
+        ({"rounds": 201}, "rounds must be at most the number of draws of an epoch, 200, got 201"),
+        ({"rounds": 0}, "rounds must be"),
         ({"num_samples": 0}, "num_samples must be"),
         ({"mask": np.flatnonzero(WEIGHTS == 0)}, "must be above 0 for some of the cells that the mask selects"),
     ]

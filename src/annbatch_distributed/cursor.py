@@ -32,20 +32,16 @@ if TYPE_CHECKING:
     import pandas as pd
 
 
-#: Names of the cells that arguments were made for, by argument.
-type Names = Mapping[str, pd.Index[Any]]
-
-
 class Cursor:
     """What can change of a sampler: its rank, its configuration and its clock."""
 
-    def __init__(self, epochs: Epochs, rank_source: RankSource, names: Names) -> None:
+    def __init__(self, epochs: Epochs, rank_source: RankSource) -> None:
         #: Every epoch of this rank, as functions of a position.
         self.epochs = epochs
         #: Source of the rank of this process.
         self.rank_source = rank_source
-        #: Names to compare with the ``obs_names`` of the collection.
-        self.names = names
+        #: Names of the cells that arguments were made for, by argument, to compare with those of the collection.
+        self.names: dict[str, pd.Index[Any]] = {}
         #: Where the next iteration begins.
         self.clock = Clock(Position())
         #: Number of changes of the mask, the generator or the rank. Persistent workers don't see such a change.
@@ -57,6 +53,11 @@ class Cursor:
         # set by the workers of a DataLoader, since this process can't see otherwise that they have begun to read
         self._workers_have_read = SharedFlag()
         self._warned: set[str] = set()
+
+    def note_names(self, what: str, names: pd.Index[Any] | None) -> None:
+        """Note the names of the cells that an argument was made for; None if they aren't known."""
+        others = {name: index for name, index in self.names.items() if name != what}
+        self.names = others if names is None else others | {what: names}
 
     # Positions
 
@@ -280,7 +281,7 @@ class Cursor:
             self._check_fits(position.trimmed(), n_obs)
         known = {name: part for name, part in self.saved.items() if part is not None}
         self.saved = {"n_obs": n_obs, **(collection or {}), **known}
-        self.clock.cut(position.trimmed())
+        self.clock.continue_at(position.trimmed())
         self._note_moved()
 
     # Checks

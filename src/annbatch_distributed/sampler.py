@@ -30,7 +30,7 @@ from annbatch_distributed.core.sharding import Sharding
 from annbatch_distributed.core.units import EachRow, Units
 from annbatch_distributed.core.values import BOUND, integer, names_of
 from annbatch_distributed.core.warning import warn
-from annbatch_distributed.cursor import Cursor, Names
+from annbatch_distributed.cursor import Cursor
 from annbatch_distributed.ranks import DistInfo, RankSource
 from annbatch_distributed.reports import EpochPlan
 from annbatch_distributed.sets import CellSets
@@ -145,9 +145,9 @@ class DistributedSampler(Sampler):
         reads each cell once.
     num_samples
         Number of draws of an epoch, over all ranks. None (default) takes the number of cells with a weight above 0.
-    passes
-        Number of passes over all cells (default 1). Copies of a cell are consecutive draws of a pass; with more passes,
-        they are farther apart in the epoch, and cells are rounded in each pass.
+    rounds
+        Number of rounds over all cells in an epoch, for weights (default 1). Copies of a cell are consecutive draws of
+        a round; with more rounds, they are farther apart in the epoch, and cells are rounded in each round.
 
     Raises
     ------
@@ -193,19 +193,19 @@ class DistributedSampler(Sampler):
         sets: CellSets | None = None,
         weights: npt.ArrayLike | pd.Series[Any] | None = None,
         num_samples: int | None = None,
-        passes: int = 1,
+        rounds: int = 1,
     ) -> None:
         for warning in check_wrapped(sampler, DistributedSampler):
             warn(warning)
-        units: Units = EachRow() if sets is None else CellSets.checked(sets).without_names()
+        units: Units = EachRow() if sets is None else CellSets.checked(sets)
         if weights is not None:
             if sets is not None:
                 raise ValueError("weights can't be combined with sets. Leave out one of them.")
             check_sampler(sampler)
-            units = Weights.of(weights, num_samples, passes)
-        elif num_samples is not None or passes != 1:
+            units = Weights.of(weights, num_samples, rounds)
+        elif num_samples is not None or rounds != 1:
             raise ValueError(
-                f"num_samples and passes are for weights, got num_samples={num_samples!r} and passes={passes!r} "
+                f"num_samples and rounds are for weights, got num_samples={num_samples!r} and rounds={rounds!r} "
                 "without weights. Pass weights=..., or leave them out."
             )
         config = Config.of(
@@ -215,18 +215,18 @@ class DistributedSampler(Sampler):
             sharding=sharding,
             mask=mask,
             seed=seed,
-            units=units,
+            units=units.without_names(),
         )
         max_gap = integer("max_gap", max_gap, least=0, below=BOUND)
         if virtual_ranks is not None:
             virtual_ranks = integer("virtual_ranks", virtual_ranks, least=1, below=MOST_RANKS + 1)
-        _warn_of_copies(config)
         source = RankSource.of(dist_info)
         epochs = Epochs(config, source, virtual_ranks=virtual_ranks, max_gap=max_gap)
         if source.is_known:
             _ = epochs.own_lanes  # raises if this number of ranks can't run them
-        names = _names_of("weights", weights) if sets is None else _names_of("obs", sets)
-        self._cursor = Cursor(epochs, source, {**names, **_names_of_mask(config, mask)})
+        self._cursor = Cursor(epochs, source)
+        self._cursor.note_names("weights" if sets is None else "obs", units.names)
+        self._cursor.note_names("mask", _names_of_mask(config, mask))
 
     @property
     def _epochs(self) -> Epochs:
@@ -291,8 +291,7 @@ class DistributedSampler(Sampler):
                 "the rows are sharded already, and most would never be read. Pass the inner sampler to the loader."
             )
         self._cursor.reconfigure(self._config.with_mask(slice(None) if value is None else value))
-        kept = {name: index for name, index in self._cursor.names.items() if name != "mask"}
-        self._cursor.names = {**kept, **_names_of_mask(self._config, value)}
+        self._cursor.note_names("mask", _names_of_mask(self._config, value))
 
     @property
     def weights(self) -> npt.NDArray[np.floating[Any]] | None:
@@ -309,11 +308,9 @@ class DistributedSampler(Sampler):
         units = self._config.units
         if not isinstance(units, Weights):
             raise ValueError("This sampler has no weights. Pass weights=... when you make it.")
-        config = self._config.with_units(Weights.of(value, units.num_samples, units.passes))
-        self._cursor.reconfigure(config)
-        kept = {name: index for name, index in self._cursor.names.items() if name != "weights"}
-        self._cursor.names = {**kept, **_names_of("weights", value)}
-        _warn_of_copies(config)
+        new = Weights.of(value, units.num_samples, units.rounds)
+        self._cursor.reconfigure(self._config.with_units(new.without_names()))
+        self._cursor.note_names("weights", new.names)
 
     @property
     def rng(self) -> np.random.Generator:
@@ -826,20 +823,6 @@ def cursor_of(sampler: DistributedSampler) -> Cursor:
     return sampler._cursor
 
 
-def _warn_of_copies(config: Config) -> None:
-    """Warn if many draws of a batch are copies of each other."""
-    if isinstance(units := config.units, Weights):
-        message = units.warning_of_copies(config.mask, config.sampler)
-        if message is not None:
-            warn(message)
-
-
-def _names_of(what: str, cells: object) -> Names:
-    """Return the names of the cells that an argument was made for, by its name; empty if they aren't known."""
-    names = cells.names if isinstance(cells, CellSets) else names_of(what, cells)
-    return {} if names is None else {what: names}
-
-
-def _names_of_mask(config: Config, mask: object) -> Names:
+def _names_of_mask(config: Config, mask: object) -> pd.Index[Any] | None:
     """Return the names of the cells that a mask was made for, if it has a value for each of them."""
-    return {} if config.mask.n_obs is None else _names_of("mask", mask)
+    return None if config.mask.n_obs is None else names_of("mask", mask)

@@ -28,6 +28,7 @@ from typing import Any, Literal, NamedTuple, Self
 import numpy as np
 import numpy.typing as npt
 import pandas as pd
+from annbatch.abc import Sampler
 
 from annbatch_distributed.core.masks import ALL, AnyMask, Mask, check_names, open_ended, resolve_mask
 from annbatch_distributed.core.rows import Rows, runs
@@ -368,7 +369,7 @@ class CellSets(Units):
         """Return the same sets without ``obs_names``, which may be many."""
         return replace(self, names=None)
 
-    def check(self, mask: Mask, seed: int | None) -> None:
+    def check(self, mask: Mask, seed: int | None, sampler: Sampler) -> None:  # noqa: ARG002 any sampler
         """Raise a ValueError if there is a mask of sets, or no seed."""
         # a class sampler has a label for each set, and a mask that selects all sets
         if mask is not ALL and mask.rows != Rows((range(len(self)),)):

@@ -8,18 +8,19 @@ The sampler treats a draw like a row: the wrapped sampler samples numbers of dra
 states and replay count draws. Draws are numbered in the order of the cells, so consecutive draws are cells close to
 each other, and an epoch reads no chunk of the collection much more often than once.
 
-Copies of a cell are consecutive draws. With several passes, draws are divided among passes over all cells, each with
+Copies of a cell are consecutive draws. With several rounds, draws are divided among rounds over all cells, each with
 its own random point, so that copies are far apart.
 """
 
 from __future__ import annotations
 
+import copy
 import math
 from collections.abc import Iterator
 from dataclasses import dataclass
 from functools import cached_property
 from reprlib import repr as shortened
-from typing import Any, NamedTuple, Self
+from typing import TYPE_CHECKING, Any, NamedTuple, Self
 
 import numpy as np
 import numpy.typing as npt
@@ -28,8 +29,12 @@ from annbatch.abc import Sampler
 from annbatch_distributed.core.masks import ALL, Mask
 from annbatch_distributed.core.rows import Rows
 from annbatch_distributed.core.units import EpochUnits, UnitRows, Units
-from annbatch_distributed.core.values import BOUND, Int64Array, digest, integer, plural
+from annbatch_distributed.core.values import BOUND, Int64Array, digest, integer, names_of, plural
+from annbatch_distributed.core.warning import warn
 from annbatch_distributed.core.wrapped import batches_per_request, n_draws, needs_global_rows, reads_every_row
+
+if TYPE_CHECKING:
+    import pandas as pd
 
 type Weight = npt.NDArray[np.floating[Any]]
 
@@ -54,18 +59,24 @@ class Weights(Units):
         Weight of each cell, of shape ``(n_obs,)``.
     num_samples
         Number of draws of an epoch, over all ranks; None takes the number of cells with a weight above 0.
-    passes
-        Number of passes over all cells.
+    rounds
+        Number of rounds over all cells.
+    names
+        Names of the cells, if they are known.
     """
 
-    def __init__(self, values: Weight, num_samples: int | None, passes: int) -> None:
-        self.values, self.num_samples, self.passes = values, num_samples, passes
+    def __init__(
+        self, values: Weight, num_samples: int | None, rounds: int, names: pd.Index[Any] | None = None
+    ) -> None:
+        self.values, self.num_samples, self.rounds, self.names = values, num_samples, rounds, names
         # of the last mask, as each plan asks for them
         self._masked: tuple[Mask, Sums] | None = None
 
     @classmethod
-    def of(cls, weights: object, num_samples: int | None, passes: int) -> Self:
+    def of(cls, weights: object, num_samples: int | None, rounds: int) -> Self:
         """Return the units of the arguments of a sampler; raise if they are invalid."""
+        if isinstance(weights, cls):  # from_collection has needed them before
+            return weights
         if np.ma.is_masked(weights):
             raise ValueError("weights must have a value for each cell, got a masked array. Fill it with 0.")
         values = np.asarray(weights)
@@ -87,26 +98,37 @@ class Weights(Units):
                     )
         if num_samples is not None:
             num_samples = integer("num_samples", num_samples, least=1, below=BOUND)
-        return cls(values, num_samples, integer("passes", passes, least=1, below=BOUND))
+        names = names_of("weights", weights)
+        return cls(values, num_samples, integer("rounds", rounds, least=1, below=BOUND), names)
+
+    def without_names(self) -> Self:
+        """Return the same weights without the names of the cells, which may be many."""
+        without = copy.copy(self)
+        without.names = None
+        return without
 
     @cached_property
     def identity(self) -> dict[str, Any]:
-        """Weights, number of draws and of passes, as JSON."""
+        """Weights, number of draws and of rounds, as JSON."""
         text = f"{self.values.dtype}:{digest(np.ascontiguousarray(self.values))}"
-        return {"weights": {"digest": text, "num_samples": self.num_samples, "passes": self.passes}}
+        return {"weights": {"digest": text, "num_samples": self.num_samples, "rounds": self.rounds}}
 
-    def check(self, mask: Mask, seed: int | None) -> None:
-        """Raise a ValueError if no cell that the mask selects has a weight above 0, or there is no seed."""
+    def check(self, mask: Mask, seed: int | None, sampler: Sampler) -> None:
+        """Raise a ValueError if no cell that the mask selects has a weight above 0, or there is no seed.
+
+        It warns if many draws of a batch are copies of each other.
+        """
         if seed is None:
             raise ValueError(
                 "weights require a seed, so that every rank has the same draws. Pass seed=... to DistributedSampler."
             )
         n_samples = self._n_samples(self._sums(mask))
-        if n_samples < self.passes:
+        if n_samples < self.rounds:
             raise ValueError(
-                f"passes must be at most the number of draws of an epoch, {n_samples:,}, got {self.passes:,}. Pass a "
-                "larger num_samples, or fewer passes."
+                f"rounds must be at most the number of draws of an epoch, {n_samples:,}, got {self.rounds:,}. Pass a "
+                "larger num_samples, or fewer rounds."
             )
+        self._warn_of_copies(mask, sampler)
 
     def selected(self, mask: Mask, n_units: int) -> Rows:
         """Return all draws, since all are of cells that the mask selects."""
@@ -123,29 +145,28 @@ class Weights(Units):
             )
         assert seed is not None  # check raises without a seed
         sums = self._sums(mask)
-        starts = np.random.Generator(np.random.Philox(key=seed, counter=[0, 0, _KEY, epoch])).random(self.passes)
-        # 10 draws in 3 passes are 3 3 4
-        firsts = np.arange(self.passes + 1) * self._n_samples(sums) // self.passes
+        starts = np.random.Generator(np.random.Philox(key=seed, counter=[0, 0, _KEY, epoch])).random(self.rounds)
+        # 10 draws in 3 rounds are 3 3 4
+        firsts = np.arange(self.rounds + 1) * self._n_samples(sums) // self.rounds
         return EpochDraws(sums, firsts, starts)
 
-    def warning_of_copies(self, mask: Mask, sampler: Sampler) -> str | None:
-        """Return a warning if many draws of a batch are copies of each other; else None."""
+    def _warn_of_copies(self, mask: Mask, sampler: Sampler) -> None:
         if (n_batches := batches_per_request(sampler)) is None:
-            return None
+            return
         draws = self.in_epoch(len(self.values), 0, 0, mask)
         if (share := draws.share_of_copies(n_batches)) <= _MOST_COPIES:
-            return None
-        return (
+            return
+        warn(
             f"About {share:.0%} of the draws of a batch are copies of others: a cell is drawn up to "
-            f"{draws.most_copies:,} times in a pass, and its copies are in one load request of "
-            f"{plural(n_batches, 'batch')}. Pass a larger passes=, now {self.passes}; or, for few cells of large "
+            f"{draws.most_copies:,} times in a round, and its copies are in one load request of "
+            f"{plural(n_batches, 'batch')}. Pass a larger rounds=, now {self.rounds}; or, for few cells of large "
             "weights, mix their own loader in with MixedLoader."
         )
 
     def _sums(self, mask: Mask) -> Sums:
         """Return the summed weights of the cells that a mask selects."""
         masked = self._masked  # another thread may replace it
-        if masked is None or masked[0] is not mask:
+        if masked is None or masked[0] != mask:
             values = self.values
             rows = mask.selected(len(values)) if len(values) else Rows()
             if len(rows) < len(values):
@@ -225,9 +246,9 @@ class EpochDraws(EpochUnits):
 
     sums: Sums
     firsts: Int64Array
-    """Number of the first draw of each pass, and the number of all draws; of shape ``(passes + 1,)``."""
+    """Number of the first draw of each round, and the number of all draws; of shape ``(rounds + 1,)``."""
     starts: npt.NDArray[np.float64]
-    """Place of the first point of each pass, as a part of the distance between points."""
+    """Place of the first point of each round, as a part of the distance between points."""
 
     noun, column, has_gaps = "draw", "draws", True
 
@@ -237,12 +258,12 @@ class EpochDraws(EpochUnits):
     @property
     def claim(self) -> str:
         """Claim about cells that holds if each draw was read once."""
-        in_each = f" in each of {n_passes} passes" if (n_passes := len(self.starts)) > 1 else ""
+        in_each = f" in each of {n_rounds} rounds" if (n_rounds := len(self.starts)) > 1 else ""
         return f", so each cell was read as often as its weight says, rounded up or down{in_each}"
 
     @property
     def most_copies(self) -> int:
-        """Largest number of draws of a cell in a pass."""
+        """Largest number of draws of a cell in a round."""
         n_draws = int(np.diff(self.firsts).max())
         return min(n_draws, math.ceil(n_draws / float(self.sums.bounds[-1])))
 
@@ -264,7 +285,7 @@ class EpochDraws(EpochUnits):
         if (most := self.most_copies) == 1:
             return ""
         spread = "" if n_batches is None else f", in up to {plural(min(most, n_batches), 'batch')}"
-        return f"copies: up to {most:,} of a cell in a pass{spread}"
+        return f"copies: up to {most:,} of a cell in a round{spread}"
 
     @property
     def n_labels(self) -> int:
@@ -283,10 +304,10 @@ class EpochDraws(EpochUnits):
     def rows_of(self, numbers: Int64Array, *, first: int = 0) -> UnitRows:
         """Return the cell of each draw."""
         del first
-        passes = np.searchsorted(self.firsts, numbers, side="right") - 1
-        # (draws,): distances between the points of a draw's pass
-        distances = self.sums.bounds[-1] / np.diff(self.firsts)[passes]
-        points = (numbers - self.firsts[passes] + self.starts[passes]) * distances
+        rounds = np.searchsorted(self.firsts, numbers, side="right") - 1
+        # (draws,): distances between the points of a draw's round
+        distances = self.sums.bounds[-1] / np.diff(self.firsts)[rounds]
+        points = (numbers - self.firsts[rounds] + self.starts[rounds]) * distances
         return UnitRows(self.sums.rows_at(points), np.arange(len(numbers)), {})
 
 

@@ -7,7 +7,7 @@
    must be its planned rows, and the shards of all ranks must add up to the selected rows, without dropped rows and with
    repeated rows. Each rank sums a part of the selected rows, so that no rank sums more rows than it reads.
 
-Rows are compared by a :class:`Tally`, a sum of mixed row indices (:func:`rows.mixed_sum`). The sum doesn't depend on
+Rows are compared by a :class:`Tally`, a sum of hashes of row indices (:func:`rows.hash_sum`). The sum doesn't depend on
 the order of the rows, and the sums of ranks add up to the sum of the job. Different rows have the same sum with a
 probability of 2**-64, unless they were chosen for it.
 """
@@ -35,7 +35,7 @@ from annbatch_distributed.checks.exchange import (
 )
 from annbatch_distributed.core.lanes import Lane
 from annbatch_distributed.core.plan import Plan
-from annbatch_distributed.core.rows import Rows, mixed_sum
+from annbatch_distributed.core.rows import Rows, hash_sum
 from annbatch_distributed.core.state import Position, bounded, flat
 from annbatch_distributed.core.stream import Pass
 from annbatch_distributed.core.units import EachRow
@@ -50,7 +50,7 @@ type Read = Tally | Iterable[npt.ArrayLike]
 type Values = Mapping[str, int | str | None]
 
 
-#: Number of rows that are mixed together, since NumPy takes the same time for a few as for thousands.
+#: Number of rows that are hashed together, since NumPy takes the same time for a few as for thousands.
 _AT_ONCE = 1 << 14
 
 
@@ -119,7 +119,7 @@ class Tally:
         """Checksum of the rows."""
         # batches are collected until they have some thousands of rows, which take NumPy the same time as a few
         if self._pending:
-            self._value = (self._value + mixed_sum(np.concatenate(self._pending))) % 2**64
+            self._value = (self._value + hash_sum(np.concatenate(self._pending))) % 2**64
             self._pending, self._n_pending = [], 0
         return self._value
 
@@ -525,7 +525,7 @@ class Reading:
 
 
 def _tally(rows: Rows) -> Tally:
-    return Tally(0, len(rows), rows.mixed_sum())
+    return Tally(0, len(rows), rows.hash_sum())
 
 
 def epoch_read(
@@ -597,12 +597,12 @@ def compare_readings(described: Mapping[int, Description], plan: Plan, position:
     ranks = {process.rank: process.read for process in described.values()}.values()
     # sums over all ranks: the tally of all rows is the sum of the tallies of its parts
     read, shares, due = (sum((Tally(**rank[name]) for rank in ranks), Tally()) for name in ("read", "share", "due"))
-    if not problems and plan.n_draws is None and shares + _tally(plan.dropped) != due:
+    if not problems and plan.n_samples is None and shares + _tally(plan.dropped) != due:
         problems = [f"the shards of all ranks, {plural(shares.n_rows, plan.units.noun)}, differ from the plan"]
     if problems:
         masked = f" ({mask})" if (mask := _masked(plan)) else ""
         raise disagreement(f"The ranks have not read the planned rows in epoch {plan.epoch}{masked}:", problems)
-    reads_each_row = plan.n_draws is None and all(rank["reads_share"] for rank in ranks)
+    reads_each_row = plan.n_samples is None and all(rank["reads_share"] for rank in ranks)
     return _summary(plan, position, read, len(ranks), reads_each_row=reads_each_row)
 
 

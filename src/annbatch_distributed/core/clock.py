@@ -63,7 +63,7 @@ class Clock[P: Place]:
         #: Iteration that has begun last; None if an epoch was set or a state was loaded since.
         self.last: Any = None
         # the iteration that a change of ranks has cut, as long as its remaining batches come next
-        self._cut: Any = None
+        self._interrupted: Any = None
         # True from loading a state until an iteration begins, or another epoch is set
         self._is_loaded = False
         # True if the loaded place is the end of an epoch that was set again
@@ -83,7 +83,7 @@ class Clock[P: Place]:
 
     def go_to(self, place: P, *, is_loaded: bool = False) -> None:
         """Make the next iteration begin at a place."""
-        self.place, self.last, self._cut = place, None, None
+        self.place, self.last, self._interrupted = place, None, None
         self._is_loaded, self._is_set_again, self._n_begun = is_loaded, False, 0
 
     def set_epoch(self, epoch: int) -> None:
@@ -105,7 +105,7 @@ class Clock[P: Place]:
 
     def begin(self, iteration: object, place: P) -> None:
         """Record that an iteration begins at the next place, which may be known better now."""
-        self.place, self.last, self._cut = place, iteration, None
+        self.place, self.last, self._interrupted = place, iteration, None
         self._is_loaded = self._is_set_again = False
         self._n_begun += 1
         if self._n_begun == _MANY:
@@ -123,19 +123,19 @@ class Clock[P: Place]:
 
     # Changes of the ranks
 
-    def cut(self, place: P) -> None:
+    def continue_at(self, place: P) -> None:
         """Make the open iteration continue at a place of other ranks."""
-        interrupted = self.last or self._cut
+        interrupted = self.last or self._interrupted
         self.go_to(place, is_loaded=True)
-        self._cut = interrupted
+        self._interrupted = interrupted
 
-    def has_cut(self, iteration: object) -> bool:
+    def was_interrupted(self, iteration: object) -> bool:
         """Return True if the ranks have changed within an iteration, and no other epoch was set since."""
-        return iteration is self._cut
+        return iteration is self._interrupted
 
-    def has_left(self, iteration: object) -> bool:
+    def has_rest(self, iteration: object) -> bool:
         """Return True if the ranks have changed within an iteration, and its remaining batches come next."""
-        return self.has_cut(iteration) and not self.place.finished
+        return self.was_interrupted(iteration) and not self.place.finished
 
     def __getstate__(self) -> dict[str, Any]:
-        return vars(self) | {"_cut": None}
+        return vars(self) | {"_interrupted": None}

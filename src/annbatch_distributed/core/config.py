@@ -89,7 +89,7 @@ class Config:
         rng = _checked_rng(first_generator(sampler)) if seed is None else None
         resolved = _sharding(sharding, sampler, seed)
         selected = resolve_mask(slice(None) if mask is None else mask, allowed)
-        units.check(selected, seed)
+        units.check(selected, seed, sampler)
         return cls(
             sampler,
             remainder,
@@ -106,12 +106,12 @@ class Config:
     def with_mask(self, mask: AnyMask) -> Self:
         """Return a copy with a new mask."""
         selected = resolve_mask(mask, self.allowed)
-        self.units.check(selected, self.seed)
+        self.units.check(selected, self.seed, self.sampler)
         return replace(self, mask=selected)
 
     def with_units(self, units: Units) -> Self:
         """Return a copy whose sampler samples other units."""
-        units.check(self.mask, self.seed)
+        units.check(self.mask, self.seed, self.sampler)
         return replace(self, units=units)
 
     def with_rng(self, rng: object) -> Self:

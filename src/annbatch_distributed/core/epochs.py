@@ -250,12 +250,12 @@ class Epochs:
         self.lanes(n_obs, position)
         plan = self.plan(n_obs, position)
         lanes = each_segment(plan.counts, position.segments, self.config.remainder)
-        return [(segment, own) for segment, (own, _) in zip(position.segments, lanes, strict=True)]
+        return [*zip(position.segments, lanes, strict=True)]
 
     def _of_position(self, plan: Plan, position: Position) -> list[Lane]:
         last, lanes = position.segments[-1], list[Lane]()
         starts = each_segment(plan.counts, position.segments, self.config.remainder)
-        for segment, (lanes, _) in zip(position.segments, starts, strict=True):
+        for segment, lanes in zip(position.segments, starts, strict=True):
             _check_done(plan, segment, lanes)
         # a batch that several lanes share must have a row for each lane; only its stream knows the number of rows
         n_parts = {lane.last.number: lane.last.n_parts for lane in lanes if lane.last is not None}

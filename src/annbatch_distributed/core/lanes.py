@@ -132,17 +132,13 @@ class Lane:
         return _cut(self.numbers, sizes)[:n_workers]
 
 
-def each_segment(
-    counts: Sequence[int], segments: Iterable[Segment], policy: Remainder
-) -> Iterator[tuple[list[Lane], Numbers]]:
-    """Yield the lanes of an epoch when each segment begins, and the excess numbers.
-
-    Excess batches are dropped, or read in the last steps of lanes.
+def each_segment(counts: Sequence[int], segments: Iterable[Segment], policy: Remainder) -> Iterator[list[Lane]]:
+    """Yield the lanes of an epoch when each segment begins.
 
     ``counts`` is the number of batches of each stream.
 
     >>> resumed = [Segment(2, 1, 1), Segment(3, 1, 0)]
-    >>> *_, (own, _) = each_segment([4, 4], resumed, "drop")
+    >>> *_, own = each_segment([4, 4], resumed, "drop")
     >>> [lane.numbers for lane in own]
     [(range(1, 3),), (range(3, 4), range(5, 6)), (range(6, 8),)]
     """
@@ -154,7 +150,7 @@ def each_segment(
             # excess numbers are divided again, since they may fit a different number of lanes
             remaining = _joined(chain(chain.from_iterable(lane.numbers for lane in own), over))
             own, over = _recut(remaining, segment.n_lanes, policy)
-        yield own, over
+        yield own
         if segment.done:
             own = [lane.after(segment.n_workers, segment.done) for lane in own]
         # once the last step, which reads the excess numbers, is done, none are left

@@ -144,7 +144,7 @@ class Plan:
         remainder, size = self.config.remainder, self.config.batch_size
         is_masked = len(self.selected) < len(self.units)
         what = f"{'The mask selects' if is_masked else 'There are'} {plural(n_rows, self.units.noun)}"
-        if self.n_draws is not None:
+        if self.n_samples is not None:
             what = f"The wrapped sampler takes {plural(n_rows, 'sample')}"
         if remainder == "drop":
             assert size is not None
@@ -165,7 +165,7 @@ class Plan:
     # Units of streams
 
     @cached_property
-    def n_draws(self) -> int | None:
+    def n_samples(self) -> int | None:
         """Number of samples that a single rank would take, if the sharding is independent; else None."""
         is_independent = isinstance(self.config.sharding, Independent)
         return n_draws(self.config.sampler, len(self.selected)) if is_independent else None
@@ -173,12 +173,12 @@ class Plan:
     @property
     def noun(self) -> str:
         """Noun for what is divided among streams: row, set or sample."""
-        return self.units.noun if self.n_draws is None else "sample"
+        return self.units.noun if self.n_samples is None else "sample"
 
     @property
     def n_shared(self) -> int:
         """Number of units, or samples, that are divided among streams."""
-        return len(self.selected) if self.n_draws is None else self.n_draws
+        return len(self.selected) if self.n_samples is None else self.n_samples
 
     def _range(self, stream: int) -> tuple[int, int, int]:
         """Return the start of a stream's range in the order, its number of own units, and its length with repeats."""
@@ -200,7 +200,7 @@ class Plan:
         return self._shard(stream, self.align)
 
     def _shard(self, stream: int, align: int | None) -> Shard:
-        if self.n_draws is not None:  # samples are divided among streams, and each stream samples from all rows
+        if self.n_samples is not None:  # samples are divided among streams, and each stream samples from all rows
             return Shard(self.order.to_rows(), len(self.order))
         start, n_own, length = self._range(stream)
         # repeats are the next rows in the order, which continues at the front after its end
@@ -215,7 +215,7 @@ class Plan:
 
     def positions(self, stream: int) -> range:
         """Return the positions in the order of a stream's units; they continue at the front after the end."""
-        if self.n_draws is not None:
+        if self.n_samples is not None:
             return range(len(self.order))
         start, _, length = self._range(stream)
         return range(start, start + length)
@@ -235,13 +235,13 @@ class Plan:
     @property
     def n_dropped(self) -> int:
         """Number of selected units that are dropped in this epoch."""
-        is_whole = self.config.remainder != "drop" or self.n_draws is not None
+        is_whole = self.config.remainder != "drop" or self.n_samples is not None
         return 0 if is_whole else self.n_shared % (self.n_streams * (self.config.batch_size or 1))
 
     @property
     def n_repeated(self) -> int:
         """Number of repeated units, over all streams."""
-        return sum(self.sizes) - len(self.order) if self.n_draws is None else 0
+        return sum(self.sizes) - len(self.order) if self.n_samples is None else 0
 
     # Batches of streams
 
@@ -293,7 +293,7 @@ def count(plan: Plan) -> Counts:
     or can't have the number of batches that the policy requires.
     """
     # shards of one kind have the same answers: each rank is its own kind, or else shards of the same length are
-    differs = needs_global_rows(plan.config.sampler) and plan.n_draws is None
+    differs = needs_global_rows(plan.config.sampler) and plan.n_samples is None
     kinds = range(plan.n_streams) if differs else plan.sizes
     counts: dict[int, int] = {}
     classes: list[Classes] = []
@@ -315,14 +315,14 @@ def _count(plan: Plan, stream: int) -> tuple[Sampler, int]:
         local.validate(len(shard))  # annbatch's own error, if the sampler can't run on this number of rows
         refuse_short_draws(local, len(shard))
         n_batches = _checked_count(sampler, local.n_batches(len(shard)), len(shard))
-        if plan.n_draws is not None or (reads_every_row(sampler) and remainder in ("exact", "pad")):
+        if plan.n_samples is not None or (reads_every_row(sampler) and remainder in ("exact", "pad")):
             _refuse_impossible(plan, n_batches, plan.size(stream))
     except ValueError as error:
         hint = ""
         if drawable_classes(sampler) is not None:  # the shard cuts a run of a class
             hint = (
                 " Pass sharding='independent', under which no boundary between ranks cuts a run of a class."
-                if plan.n_draws is None
+                if plan.n_samples is None
                 else " A mask cuts runs of a class, too: write held-out rows to their own collection. "
                 "annbatch-distributed collect --group-by COLUMN writes cells of each class together."
             )
@@ -359,7 +359,7 @@ def _is_full(plan: Plan, n_batches: int, n_rows: int) -> bool:
     """Return True if all batches of a rank are full and have two rows or more, so that any of them can be split."""
     size = plan.config.batch_size
     assert size is not None
-    reads_all = plan.n_draws is not None or reads_every_row(plan.config.sampler)
+    reads_all = plan.n_samples is not None or reads_every_row(plan.config.sampler)
     return reads_all and size > 1 and 0 < n_rows == n_batches * size
 
 
@@ -405,7 +405,7 @@ def prepared(plan: Plan, stream: int, shard: Shard, rng: np.random.Generator | N
     """
     duplicate = private_copy(plan.config.sampler, rng)
     localize(duplicate, shard.rows, len(plan.units))
-    if plan.n_draws is not None:
+    if plan.n_samples is not None:
         set_draws(duplicate, plan.size(stream))
     # if a property computes the generator, the copy has a different one
     if rng is not None and duplicate.rng is not None and duplicate.rng is not rng:

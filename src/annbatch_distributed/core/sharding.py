@@ -224,7 +224,7 @@ def ordered(sharding: Sharding, order: Order, *, epoch: int, seed: int | None) -
             f"The sharding {name} must return Rows, got an object of type {type(answer).__name__}. Convert row indices "
             "with Rows.from_indices."
         )
-    if len(answer) != len(rows) or answer.mixed_sum() != rows.mixed_sum():
+    if len(answer) != len(rows) or answer.hash_sum() != rows.hash_sum():
         raise ValueError(
             f"The sharding {name} must return each of the {len(rows):,} rows {rows.format(3)} once, and no other rows, "
             f"in any order, got {len(answer):,} rows, {answer.format(3)}."

@@ -334,7 +334,9 @@ def _checked(unchecked: object, sampler: Sampler, n_rows: int, rng: np.random.Ge
             "localize(rows, n_obs) that selects the values of a shard."
         )
     n_here = int((stops - starts).sum())
-    splits = _splits(unchecked["splits"], n_here, expected) if "splits" in unchecked else _cut(sampler, n_here, rng)
+    splits = (
+        _splits(unchecked["splits"], n_here, expected) if "splits" in unchecked else _own_splits(sampler, n_here, rng)
+    )
     if not splits:
         return None
     order = np.argsort(starts, kind="stable") if isinstance(rows, np.ndarray) and rows.dtype != object else None
@@ -381,7 +383,7 @@ def _splits(unchecked: object, n_rows: int, expected: str) -> list[Split]:
     return splits
 
 
-def _cut(sampler: Sampler, n_rows: int, rng: np.random.Generator) -> list[Split]:
+def _own_splits(sampler: Sampler, n_rows: int, rng: np.random.Generator) -> list[Split]:
     """Return the batches of a load request without splits: all rows, shuffled if the sampler shuffles."""
     size, shuffle = sampler.batch_size, sampler.shuffle
     if size is None or shuffle is None:

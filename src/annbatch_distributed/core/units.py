@@ -8,15 +8,19 @@ tables of cells, have the rows of the units: :meth:`EpochUnits.to_rows` and :met
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from typing import Any, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple, Self
 
 import numpy as np
 import numpy.typing as npt
+from annbatch.abc import Sampler
 
 from annbatch_distributed.core.masks import ALL, Mask
 from annbatch_distributed.core.request import Marks, Request
 from annbatch_distributed.core.rows import Rows, runs
 from annbatch_distributed.core.values import Int64Array
+
+if TYPE_CHECKING:
+    import pandas as pd
 
 
 class UnitRows(NamedTuple):
@@ -100,14 +104,21 @@ class EpochUnits(ABC):
 class Units(ABC):
     """Units of all epochs, as an argument of a sampler."""
 
+    #: Names of the cells that the argument was made for, if they are known.
+    names: pd.Index[Any] | None = None
+
+    def without_names(self) -> Self:
+        """Return the same units without the names of the cells, which may be many."""
+        return self
+
     @property
     @abstractmethod
     def identity(self) -> dict[str, Any]:
         """Entry in the identity of a sampler: arguments that determine the units, as JSON; empty if a unit is a row."""
 
     @abstractmethod
-    def check(self, mask: Mask, seed: int | None) -> None:
-        """Raise a ValueError if the units can't be combined with a mask or with a sampler's seed."""
+    def check(self, mask: Mask, seed: int | None, sampler: Sampler) -> None:
+        """Raise a ValueError if the units can't be combined with a mask or a seed, and warn about a wrapped sampler."""
 
     @abstractmethod
     def in_epoch(self, n_obs: int, epoch: int, seed: int | None, mask: Mask = ALL) -> EpochUnits:
@@ -123,8 +134,8 @@ class EachRow(Units):
 
     identity: dict[str, Any] = {}  # noqa: RUF012 it never changes
 
-    def check(self, mask: Mask, seed: int | None) -> None:
-        """Accept any mask and seed."""
+    def check(self, mask: Mask, seed: int | None, sampler: Sampler) -> None:
+        """Accept any mask, seed and sampler."""
 
     def in_epoch(self, n_obs: int, epoch: int, seed: int | None, mask: Mask = ALL) -> EpochUnits:
         """Return the rows of a collection, which are the same in every epoch."""

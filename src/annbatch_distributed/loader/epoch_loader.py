@@ -428,13 +428,13 @@ class EpochLoader(Waits, IterableDataset, ABC):  # type: ignore[type-arg]  # wit
                         self._end(current)  # a consumer that knows the number doesn't ask for more
                     yield batch
                     del batch  # else it would stay in memory until the next one is read
-                    if self._cursor.clock.has_cut(current):
+                    if self._cursor.clock.was_interrupted(current):
                         break
                     # after a newer pass has begun, its step counter would count these batches
                     self._cursor.check_is_last(current)
                 else:
                     self._cursor.end(current)
-            has_rest = self._cursor.clock.has_left(current)
+            has_rest = self._cursor.clock.has_rest(current)
 
     def _batches_of(self, current: Pass, readers: Executor | None = None) -> Generator[Any]:
         """Read the batches of a pass, with prefetching if ``prefetch`` is above 0."""

@@ -653,7 +653,7 @@ def sampler_for(
     seed = integer("seed", seed, least=0, below=BOUND)
     limits = {"memory": memory, "batch_size": batch_size, "prefetch": prefetch, "max_gap": max_gap}
     if (weights := arguments.get("weights")) is not None and sets is None:
-        units = Weights.of(weights, arguments.get("num_samples"), arguments.get("passes", 1))
+        arguments["weights"] = units = Weights.of(weights, arguments.get("num_samples"), arguments.get("rounds", 1))
         draws = units.in_epoch(n_rows[0], 0, seed, resolve_mask(slice(None) if mask is None else mask))
         sizes = sizes_of_draws(draws, row_bytes=sum(row_bytes), store_chunk=max(chunks), **limits)
     elif sets is None:

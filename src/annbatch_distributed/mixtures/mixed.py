@@ -34,7 +34,7 @@ from annbatch_distributed.loader.prefetch import threads
 from annbatch_distributed.loader.steps import StepCounter
 from annbatch_distributed.loader.waiting import Waits
 from annbatch_distributed.mixtures.mixture import Mixture
-from annbatch_distributed.mixtures.order import EveryStep, RandomOrder, SourceOrder, StoppingStrategy, Weights
+from annbatch_distributed.mixtures.order import EveryStep, RandomOrder, SourceOrder, SourceWeights, StoppingStrategy
 from annbatch_distributed.mixtures.place import Place, Start
 from annbatch_distributed.mixtures.source import Source
 from annbatch_distributed.ranks import DistInfo
@@ -128,7 +128,7 @@ class MixedLoader(Waits, IterableDataset):  # type: ignore[type-arg]  # without 
         self,
         loaders: Mapping[str, EpochLoader | WorkerDataLoader],
         *,
-        weights: Weights | None = None,
+        weights: SourceWeights | None = None,
         n_steps: int | None = None,
         stopping_strategy: StoppingStrategy | None = None,
         within_batch: bool = False,
@@ -306,7 +306,7 @@ class MixedLoader(Waits, IterableDataset):  # type: ignore[type-arg]  # without 
             steps = self._begin_steps()
             current = self._begin()
             yield from self._batches_of(current, steps)
-            has_rest = self._clock.has_left(current)
+            has_rest = self._clock.has_rest(current)
 
     def _begin(self) -> MixturePass:
         """Begin the next pass, at its position in each source."""
@@ -329,7 +329,7 @@ class MixedLoader(Waits, IterableDataset):  # type: ignore[type-arg]  # without 
                     self._end_pass(current)
                 yield batch
                 del batch  # else it would stay in memory until the next one is read
-                if self._clock.has_cut(current):
+                if self._clock.was_interrupted(current):
                     return
                 if current.placement != self._any_source.epochs.placement:
                     self._any_source.cursor.check_rank(current.placement)
@@ -518,7 +518,7 @@ class MixedLoader(Waits, IterableDataset):  # type: ignore[type-arg]  # without 
         with ExitStack() as stack:
             for source in self._sources.values():
                 stack.enter_context(source.resharded(dist_info))
-            self._clock.cut(self._loaded(state, strict=True))
+            self._clock.continue_at(self._loaded(state, strict=True))
 
     # Plans and cells
 
@@ -723,7 +723,9 @@ class MixedLoader(Waits, IterableDataset):  # type: ignore[type-arg]  # without 
         return vars(self) | {"_clock": clock, "_running": None, "_readers": None}
 
 
-def _order_of(sources: Mapping[str, Source], weights: Weights | None, seed: int, *, within_batch: bool) -> SourceOrder:
+def _order_of(
+    sources: Mapping[str, Source], weights: SourceWeights | None, seed: int, *, within_batch: bool
+) -> SourceOrder:
     """Return the order of sources for the arguments of a mixture."""
     if not within_batch:
         if weights is None:

@@ -28,12 +28,12 @@ from typing import Any, Literal
 import numpy as np
 import numpy.typing as npt
 
-from annbatch_distributed.core.rows import mixed
+from annbatch_distributed.core.rows import hashes
 from annbatch_distributed.core.state import listed
 from annbatch_distributed.core.values import BOUND, Int64Array, integer
 
 #: Weights of the sources by name, or a schedule of (first step, weights) pairs.
-type Weights = Mapping[str, float] | Sequence[tuple[int, Mapping[str, float]]]
+type SourceWeights = Mapping[str, float] | Sequence[tuple[int, Mapping[str, float]]]
 #: End of an epoch: when one source has ended, or all have.
 type StoppingStrategy = Literal["first_exhausted", "all_exhausted"]
 type Shares = npt.NDArray[np.float64]
@@ -112,7 +112,7 @@ class _Split:
         due = self.rate * n_steps + self.lag
         number = np.floor(due).astype(np.int64)
         # 53 random bits for each batch, as a float within [-0.5, 0.5)
-        random = (mixed(number.astype(np.uint64) + self.key) >> np.uint64(11)) * 2.0**-53 - 0.5
+        random = (hashes(number.astype(np.uint64) + self.key) >> np.uint64(11)) * 2.0**-53 - 0.5
         is_taken = due - number >= 0.5 + _RANDOM_PART * (1 - self.rate) * random
         # a lag of several batches is made up for in as many steps
         rarer = np.clip(number + is_taken, 0, n_steps)
@@ -179,7 +179,7 @@ class RandomOrder(SourceOrder):
     3
     """
 
-    def __init__(self, weights: Weights, names: Iterable[str], seed: int) -> None:
+    def __init__(self, weights: SourceWeights, names: Iterable[str], seed: int) -> None:
         self.names = sorted(names)
         seed = integer("seed", seed, least=0, below=BOUND)
         schedule = _checked(weights, self.names)
@@ -236,7 +236,7 @@ def _parts(schedule: list[tuple[int, Shares]], seed: int) -> Iterator[_Part]:
             before = after
 
 
-def _scheduled(weights: Weights) -> list[tuple[Any, Mapping[str, float]]]:
+def _scheduled(weights: SourceWeights) -> list[tuple[Any, Mapping[str, float]]]:
     """Return weights as (first step, weights by name) pairs; a TypeError if they have another form."""
     schedule = [(0, weights)] if isinstance(weights, Mapping) else weights
     if not isinstance(schedule, list | tuple) or not all(
@@ -249,7 +249,7 @@ def _scheduled(weights: Weights) -> list[tuple[Any, Mapping[str, float]]]:
     return list(schedule)
 
 
-def _checked(weights: Weights, names: list[str]) -> list[tuple[int, Shares]]:
+def _checked(weights: SourceWeights, names: list[str]) -> list[tuple[int, Shares]]:
     """Return (first step, shares of the sources) pairs."""
     schedule = _scheduled(weights)
     steps = [integer("a step of weights", step, least=0, below=BOUND) for step, _ in schedule]

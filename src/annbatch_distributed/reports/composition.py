@@ -32,7 +32,7 @@ def composition(plan: Plan, labels: object) -> pd.DataFrame:
 
     # (labels,) of all selected rows, and (ranks, labels): each rank samples from all selected rows, or has its shard
     selected = count(plan.selected)
-    if plan.n_draws is not None:
+    if plan.n_samples is not None:
         counts = np.tile(selected, (plan.n_streams, 1))
     else:
         counts = np.stack([count(plan.shard(rank).rows) for rank in range(plan.n_streams)])

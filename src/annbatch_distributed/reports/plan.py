@@ -370,7 +370,7 @@ class EpochPlan:
         if self.n_processes is not None:
             who = f"{plural(plan.n_streams, 'virtual rank')} on {plural(self.n_processes, 'rank')}"
         ending = "s" * (plan.n_streams == 1)
-        what = f"share{ending}" if plan.n_draws is None else f"take{ending} {plural(sum(plan.sizes), 'sample')} from"
+        what = f"share{ending}" if plan.n_samples is None else f"take{ending} {plural(sum(plan.sizes), 'sample')} from"
         rows = f"{len(plan.selected):,} of {plural(len(plan.units), plan.units.noun)}"
         return f"epoch {plan.epoch}: {who} {what} {rows} ({', '.join(settings)})"
 
@@ -399,8 +399,8 @@ class EpochPlan:
             over = f"; dropped: {self.n_dropped_batches:,}" if self.n_dropped_batches else ""
             who = plural(len(self.remaining), "virtual rank" if self.n_processes else "rank")
             yield f"remaining: {batches} on each of {who}{over}"
-        if plan.n_draws is not None:
-            yield f"without sharding: {plural(plan.n_draws, 'sample')}"
+        if plan.n_samples is not None:
+            yield f"without sharding: {plural(plan.n_samples, 'sample')}"
         else:
             dropped = f"dropped in this epoch: {plural(plan.n_dropped, plan.units.noun)}"
             dropped += f", {self._percent} ({plan.dropped.format(_SHOWN_RANGES)})" if plan.n_dropped else ""
