@@ -416,7 +416,7 @@ class EpochSets(EpochUnits):
     """Seed of the sets."""
     _chunks: dict[int, tuple[int, Int64Array]] = field(default_factory=dict, repr=False)
 
-    noun, column, has_gaps = "set", "numbers", True
+    noun = "set"
 
     def __len__(self) -> int:
         return len(self.sets)
@@ -424,11 +424,6 @@ class EpochSets(EpochUnits):
     def _generator(self, kind: int, number: int) -> np.random.Generator:
         # Philox has a stream for each counter of four words; it counts up the first word as it generates numbers
         return np.random.Generator(np.random.Philox(key=self.seed, counter=[0, number, kind, self.epoch]))
-
-    @property
-    def labels(self) -> pd.Categorical:
-        """Group of each set."""
-        return self.sets.groups
 
     def rows_of(self, numbers: Int64Array, *, first: int = 0) -> UnitRows:
         """Return the cells of some sets, one set after the other. Sets are numbered from ``first`` on."""

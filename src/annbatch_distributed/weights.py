@@ -250,16 +250,10 @@ class EpochDraws(EpochUnits):
     starts: npt.NDArray[np.float64]
     """Place of the first point of each round, as a part of the distance between points."""
 
-    noun, column, has_gaps = "draw", "draws", True
+    noun = "draw"
 
     def __len__(self) -> int:
         return int(self.firsts[-1])
-
-    @property
-    def claim(self) -> str:
-        """Claim about cells that holds if each draw was read once."""
-        in_each = f" in each of {n_rounds} rounds" if (n_rounds := len(self.starts)) > 1 else ""
-        return f", so each cell was read as often as its weight says, rounded up or down{in_each}"
 
     @property
     def most_copies(self) -> int:
@@ -279,27 +273,6 @@ class EpochDraws(EpochUnits):
         fewer = np.floor(copies)
         low, high = (n - n_batches * (1 - (1 - 1 / n_batches) ** n) for n in (fewer, fewer + 1))
         return float((low + (high - low) * (copies - fewer)).sum() / max(copies.sum(), 1e-300))
-
-    def note(self, n_batches: int | None) -> str:
-        """Return a line about copies of a cell."""
-        if (most := self.most_copies) == 1:
-            return ""
-        spread = "" if n_batches is None else f", in up to {plural(min(most, n_batches), 'batch')}"
-        return f"copies: up to {most:,} of a cell in a round{spread}"
-
-    @property
-    def n_labels(self) -> int:
-        """Number of cells, which have the labels of their draws."""
-        return len(self.sums.values)
-
-    @property
-    def label_noun(self) -> str:
-        """Cells have the labels."""
-        return "cell"
-
-    def of_labels(self, codes: npt.NDArray[Any]) -> npt.NDArray[Any]:
-        """Return the label of each draw, from the labels of all cells."""
-        return codes[self.rows_of(np.arange(len(self))).rows]
 
     def rows_of(self, numbers: Int64Array, *, first: int = 0) -> UnitRows:
         """Return the cell of each draw."""

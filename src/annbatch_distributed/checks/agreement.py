@@ -43,6 +43,7 @@ from annbatch_distributed.core.values import BOUND, Int64Array, digest, few, int
 from annbatch_distributed.core.wrapped import is_annbatchs_own, n_draws
 from annbatch_distributed.cursor import Cursor
 from annbatch_distributed.ranks import Placement
+from annbatch_distributed.reports.words import words_of
 
 #: Rows of each batch that was read.
 type Read = Tally | Iterable[npt.ArrayLike]
@@ -623,7 +624,7 @@ def _summary(plan: Plan, position: Position, total: Tally, n_ranks: int, *, read
         return text
     text += ". " + ("Including earlier batches, each" if is_rest else "Each")
     text += f" of the {plural(len(plan.selected) - plan.n_dropped, plan.units.noun)} was read once"
-    text += "" if plan.n_repeated or plan.n_dropped else plan.units.claim
+    text += "" if plan.n_repeated or plan.n_dropped else words_of(plan.units).claim
     text += f", {plan.n_repeated:,} were repeated" if plan.n_repeated else ""
     text += f"; {plan.n_dropped:,} of the {len(plan.selected):,} are dropped in this epoch" if plan.n_dropped else ""
     return text + (f"; {mask}" if (mask := _masked(plan)) else "")

@@ -11,7 +11,6 @@ from abc import ABC, abstractmethod
 from typing import TYPE_CHECKING, Any, NamedTuple, Self
 
 import numpy as np
-import numpy.typing as npt
 from annbatch.abc import Sampler
 
 from annbatch_distributed.core.masks import ALL, Mask
@@ -38,11 +37,7 @@ class EpochUnits(ABC):
     """Units of one epoch."""
 
     noun = "row"
-    """Noun for a unit in messages and tables."""
-    column = "global rows"
-    """Name of the column of a shard's units in tables."""
-    has_gaps = False
-    """True if there are gaps between the rows of consecutive units."""
+    """Noun for a unit."""
 
     @abstractmethod
     def __len__(self) -> int:
@@ -51,35 +46,6 @@ class EpochUnits(ABC):
     @abstractmethod
     def rows_of(self, numbers: Int64Array, *, first: int = 0) -> UnitRows:
         """Return the rows of some units. In its marks, units are numbered from ``first`` on."""
-
-    @property
-    def claim(self) -> str:
-        """Claim about rows that holds if each unit was read once, as the end of a sentence."""
-        return ""
-
-    def note(self, n_batches: int | None) -> str:
-        """Return a line for a plan about units in load requests of some batches, if known; empty if there is none."""
-        del n_batches
-        return ""
-
-    @property
-    def n_labels(self) -> int:
-        """Number of labels that describe all units: one for each unit, unless units share their rows."""
-        return len(self)
-
-    @property
-    def label_noun(self) -> str:
-        """Noun for what has a label."""
-        return self.noun
-
-    def of_labels(self, codes: npt.NDArray[Any]) -> npt.NDArray[Any]:
-        """Return the label of each unit, from ``n_labels`` labels."""
-        return codes
-
-    @property
-    def labels(self) -> Any:  # noqa: ANN401 labels in any form
-        """Label of each unit; None if units have none."""
-        return None
 
     def to_rows(self, request: Request, *, max_gap: int) -> Request:
         """Convert a load request of units to a load request of their rows.

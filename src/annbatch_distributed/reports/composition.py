@@ -11,6 +11,7 @@ import pandas as pd
 from annbatch_distributed.core.plan import Plan
 from annbatch_distributed.core.rows import Rows
 from annbatch_distributed.core.values import Int64Array, plural
+from annbatch_distributed.reports.words import words_of
 
 
 def composition(plan: Plan, labels: object) -> pd.DataFrame:
@@ -18,8 +19,9 @@ def composition(plan: Plan, labels: object) -> pd.DataFrame:
 
     The labels are ascending, with NaN last if some are missing.
     """
-    categorical = _categorical(labels, plan.units.n_labels, plan.units.label_noun)
-    codes, names = plan.units.of_labels(categorical.codes), [*categorical.categories]
+    words = words_of(plan.units)
+    categorical = _categorical(labels, words.n_labels, words.label_noun)
+    codes, names = words.of_labels(categorical.codes), [*categorical.categories]
     if codes.min() < 0:
         names.append(np.nan)
 

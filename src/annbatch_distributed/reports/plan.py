@@ -15,6 +15,7 @@ from annbatch_distributed.core.sharding import Contiguous, Sharding
 from annbatch_distributed.core.state import Position
 from annbatch_distributed.core.values import integer, names_of, plural
 from annbatch_distributed.core.wrapped import batches_per_request, rows_per_request
+from annbatch_distributed.reports.words import words_of
 
 if TYPE_CHECKING:
     import numpy.typing as npt
@@ -206,7 +207,7 @@ class EpochPlan:
         if the size of a load request is unknown, or if short gaps between selected rows, or between the cells of sets,
         are read as well.
         """
-        if self._rows_held is None or not self.selected.is_contiguous or self._plan.units.has_gaps:
+        if self._rows_held is None or not self.selected.is_contiguous or words_of(self._plan.units).has_gaps:
             return None
         # each process runs the same number of virtual ranks
         n_own = 1 if self.n_processes is None else self.n_streams // self.n_processes
@@ -257,7 +258,7 @@ class EpochPlan:
         """
         from annbatch_distributed.reports.composition import composition
 
-        labels = self._plan.units.labels if labels is None else labels
+        labels = words_of(self._plan.units).labels if labels is None else labels
         labels_names = names_of("labels", labels)
         if labels_names is not None and self._cells is not None:
             check_names("labels", labels_names, self._cells)
@@ -382,7 +383,7 @@ class EpochPlan:
     @property
     def _columns(self) -> tuple[str, ...]:
         ranks = ("rank",) if self.n_processes is None else ("rank", "virtual")
-        return *ranks, "batches", f"{self._plan.noun}s", "repeated", self._plan.units.column
+        return *ranks, "batches", f"{self._plan.noun}s", "repeated", words_of(self._plan.units).column
 
     def _line(self, rank: int) -> tuple[int | str, ...]:
         plan, shard = self._plan, self._plan.shard(rank)
@@ -407,7 +408,7 @@ class EpochPlan:
             yield dropped + (f"; repeated: {plan.n_repeated:,}" if plan.n_repeated else "")
         if plan.n_dropped and self.remaining is None:
             yield 'to drop none: remainder="exact"'
-        if note := plan.units.note(batches_per_request(plan.config.sampler)):
+        if note := words_of(plan.units).note(batches_per_request(plan.config.sampler)):
             yield note
         if self.rows_in_memory is not None:
             yield f"in memory: up to {plural(self.rows_in_memory, 'row')} on each rank"
