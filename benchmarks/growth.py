@@ -171,12 +171,8 @@ def save_mask(n_rows: int) -> Run:
 def begin(of_rank: DistributedSampler, n_rows: int) -> Run:
     """Begin the epoch after the one that has begun."""
     next(of_rank.sample(n_rows))
-
-    def run() -> object:
-        of_rank.set_epoch(1)
-        return next(of_rank.sample(n_rows))
-
-    return run
+    of_rank.set_epoch(1)  # the first pass is garbage now, as a pass that has ended
+    return lambda: next(of_rank.sample(n_rows))
 
 
 def shuffle_mask(n_rows: int) -> Run:
