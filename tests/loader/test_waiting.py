@@ -35,8 +35,8 @@ def clock(monkeypatch: pytest.MonkeyPatch) -> Clock:
     clock, read = Clock(), EpochLoader.__dict__["_batches_of"]
     monkeypatch.setattr(waiting, "perf_counter", clock)
 
-    def slow(self: Any, *arguments: Any) -> Iterator[Any]:
-        for batch in read(self, *arguments):
+    def slow(self: Any, *arguments: Any, **options: Any) -> Iterator[Any]:
+        for batch in read(self, *arguments, **options):
             clock.now += SECONDS_TO_READ
             yield batch
 

@@ -1,5 +1,5 @@
 """Core: which rows each rank reads in each epoch, computed without communication.
 
 Read it in this order: ``rows``, ``lanes``, ``sharding``, ``request``, ``units``, ``state``, ``plan``, ``stream``,
-``epochs``. The other modules check what users pass, and hide what annbatch and PyTorch don't expose.
+``epochs``, ``clock``. The other modules check what users pass, and hide what annbatch and PyTorch don't expose.
 """
