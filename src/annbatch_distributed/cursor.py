@@ -276,12 +276,12 @@ class Cursor:
         self, position: Position, dist_info: DistInfo | None, collection: Mapping[str, Any] | None = None
     ) -> None:
         """Change the rank, and continue at a position of this epoch."""
-        n_obs = self._n_obs
+        n_obs, position = self._n_obs, position.trimmed()
         with self.resharded(dist_info):
-            self._check_fits(position.trimmed(), n_obs)
+            self._check_fits(position, n_obs)
         known = {name: part for name, part in self.saved.items() if part is not None}
         self.saved = {"n_obs": n_obs, **(collection or {}), **known}
-        self.clock.continue_at(position.trimmed())
+        self.clock.continue_at(position)
         self._note_moved()
 
     # Checks

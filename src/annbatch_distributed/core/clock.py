@@ -19,7 +19,7 @@ begun or stopped       the place          nothing             start of other    
 ended                  start of e + 1     start of e          start of other           the end of e
 =====================  =================  ==================  =======================  ================
 
-Iterations that are open when an epoch is set or a state is loaded go on, but no longer move the clock.
+Iterations that are open when another epoch is set or a state is loaded continue, but no longer move the clock.
 """
 
 from __future__ import annotations
@@ -50,7 +50,7 @@ class Place(Protocol):
     def start_of(self, epoch: int) -> Any:  # noqa: ANN401 a place of the same clock
         """Return the start of an epoch."""
 
-    def after(self) -> Any:  # noqa: ANN401
+    def after(self) -> Any:  # noqa: ANN401 a place of the same clock
         """Return the start of the next epoch."""
 
 

@@ -123,7 +123,7 @@ class Shuffled:
         assert seed is not None
         # blocks that begin at local rows 0 3 7 of 9 are 7:9 0:3 3:7, if they are shuffled to 2 0 1
         bounds = block_bounds(rows, self.block_size)
-        # a spawn key of two words, which no pass of a stream has
+        # a spawn key, which no generator of a stream has
         rng = np.random.default_rng(np.random.SeedSequence([seed, epoch], spawn_key=(0, 0)))
         order = rng.permutation(len(bounds) - 1)
         starts = bounds[order]

@@ -155,7 +155,7 @@ class MixedLoader(Waits, IterableDataset):  # type: ignore[type-arg]  # without 
         n_steps = None if n_steps is None else integer("n_steps", n_steps, least=1, below=BOUND)
         self._mixture, self._within_batch = Mixture(sources, order, n_steps, stopping_strategy), within_batch
         self._clock = Clock[Place | Start](self._mixture.first_place)
-        # the pass that the open passes of the sources belong to, which goes on after another epoch was set
+        # the pass that the open passes of the sources belong to, which continues after another epoch was set
         self._running: MixturePass | None = None
         self._steps = StepCounter()
         # the id of a process, and its threads in which all sources prefetch

@@ -39,7 +39,7 @@ class Start:
     epoch: int
     """Epoch of the mixture."""
     origin: Place | Start
-    """Place that epochs which are set follow from: that of the loaded state, or the first."""
+    """Place from which an epoch that is set follows: the place of the loaded state, or the first place."""
     before: Place | None = None
     """End of the epoch before, if that was reached."""
     done: int = field(default=0, init=False)

@@ -51,7 +51,7 @@ class _OfSets(Words):
         self._sets = units.sets
 
     @property
-    def labels(self) -> Any:  # noqa: ANN401
+    def labels(self) -> Any:  # noqa: ANN401 labels in any form
         return self._sets.groups
 
 
