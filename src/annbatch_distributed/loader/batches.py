@@ -76,7 +76,7 @@ def _in_bits_of_jax(x: sp.csr_matrix | npt.NDArray[Any]) -> sp.csr_matrix | npt.
         narrow = x.astype(dtype)
     before, after = (np.asarray(rows.data if sp.issparse(rows) else rows) for rows in (x, narrow))
     # NaN, which differs from itself, stays NaN
-    if (changes := (after != before) & (before == before)).any():  # noqa: PLR0124
+    if (changes := (after != before) & (before == before)).any():  # noqa: PLR0124 NaN differs from itself
         raise ValueError(
             f"JAX holds values of X as {dtype}, which can't hold {before[changes].flat[0]}. Pass dtype='float32' to "
             "round them, or call jax.config.update('jax_enable_x64', True) before anything else."
