@@ -127,6 +127,10 @@ def test_server_error_is_raised_at_its_batch(prefetch: int, how: str, server: Se
     after = loader(by_obstore("sparse"))
     after.load_state_dict(cells.state_dict())
     assert results + read(after) == whole
+    # as the note says: again from the beginning, unless the loader's own state is loaded
+    assert note.endswith("call load_state_dict(state_dict()) first.")
+    cells.load_state_dict(cells.state_dict())
+    assert results + read(cells) == whole
 
 
 def test_zarrs_with_object_storage_warns(server: Server, folder: Path) -> None:
