@@ -317,16 +317,9 @@ def test_copy_is_where_its_original_is(make: Make, duplicate: Any) -> None:
     assert first + [contents(batch) for batch in batches] == whole
 
 
-@pytest.mark.parametrize(
-    ("make", "n_read"),
-    [
-        pytest.param(make, n_read, id=f"{make.__name__}-{n_read}")
-        for make in MAKERS
-        for n_read in (0, 1, 5, N_STEPS)
-        if n_read == 5 or "workers" not in make.__name__  # their processes take long to start
-    ],
-)
+@every
 @pytest.mark.parametrize("rank", [Rank(1, 3), Rank(0, 1)], ids=["more ranks", "fewer ranks"])
+@pytest.mark.parametrize("n_read", [0, 1, 5, N_STEPS])
 @pytest.mark.parametrize("is_open", [True, False], ids=["same loop", "new loop"])
 def test_resharded_loader_reads_like_resumed_loader(make: Make, rank: Rank, n_read: int, is_open: bool) -> None:
     """reshard() is the same as saving and loading a state, in the same loop and in a new loop."""
