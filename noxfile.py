@@ -111,7 +111,7 @@ def tests(session: nox.Session) -> None:
     if session.posargs or session.python != OLDEST:
         session.run("python", *PYTEST, *(session.posargs or LAWS), env=FEWER_EXAMPLES)
         return
-    # includes all processes that the tests start
+    # includes processes that the tests start, but forked ones
     session.run("coverage", "erase")
     session.run("coverage", "run", *PYTEST, *EVERYTHING, env=FEWER_EXAMPLES)
     session.run("coverage", "combine", "--quiet")
