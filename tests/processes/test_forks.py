@@ -15,13 +15,15 @@ if TYPE_CHECKING:
 
 
 @pytest.mark.skipif(sys.platform == "win32", reason="there is no fork")
-def test_forked_process_raises_if_zarrs_was_in_use(collection: Path) -> None:
+def test_forked_process_reads_or_raises_if_zarrs_was_in_use(collection: Path) -> None:
+    """Cells are read without zarrs, which a collection that is opened in a forked process would wait for."""
     (done,) = run(forked("-m", "tests.processes.job_forks", collection))
     results = json.loads(done.stdout)
     n_rows = results["in the parent"]
     assert n_rows > 0
-    assert results["before zarr was used"] == results["with zarr's own codecs"] == n_rows
-    for name in ("after obs was read", "with a loader opened before", "in a child's child"):
+    for name in ("before zarr was used", "with zarr's own codecs", "with a loader opened before"):
+        assert results[name] == n_rows, name
+    for name in ("after obs was read", "in a child's child"):
         assert "forked while zarrs was in use" in str(results[name]), name
         assert "'spawn'" in results[name]
         assert "zarr.core.codec_pipeline.BatchedCodecPipeline" in results[name]

@@ -62,8 +62,3 @@ def run_each[Task, Result](
     finally:
         for future in futures:
             future.cancel()
-
-
-def n_cores() -> int:
-    """Return the number of cores that this process may use, where the system tells; else the number of all."""
-    return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1

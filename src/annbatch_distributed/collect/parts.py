@@ -19,10 +19,11 @@ import zarr
 
 from annbatch_distributed.collect.entries import Entry
 from annbatch_distributed.collect.files import File, opened, values_at
-from annbatch_distributed.collect.jobs import n_cores, run_each
+from annbatch_distributed.collect.jobs import run_each
 from annbatch_distributed.collect.problems import Problems
 from annbatch_distributed.collect.values import Kind, blocks_of, kind_of, read_block
 from annbatch_distributed.core.values import plural
+from annbatch_distributed.core.worker import n_cores
 
 #: Peak memory of a process that writes a part, in sizes of its block.
 _PEAK = 4

@@ -8,7 +8,7 @@ from __future__ import annotations
 import copy
 import json
 from collections import OrderedDict
-from collections.abc import Callable, Collection, Coroutine, Generator, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Coroutine, Generator, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
@@ -127,33 +127,26 @@ def has_room_for_pointers(out: CSRContainer | npt.NDArray[Any]) -> CSRContainer 
     return out
 
 
-@dataclass(frozen=True)
-class ZarrDataset:
-    """Dataset in zarr arrays."""
+def stored_arrays(loader: Loader[Any, Any], number: int) -> tuple[Array[Any], ...]:
+    """Return the arrays of a dataset by its number: of rows, or ``data``, ``indices`` and ``indptr`` of a CSR matrix.
 
-    arrays: tuple[AsyncArray[Any], ...]
-    """One array of rows; or ``data`` and ``indices`` of a CSR matrix."""
-    indptr: npt.NDArray[Any] | None
-    """``indptr`` of a CSR matrix, in memory; None for an array of rows."""
-
-
-def zarr_dataset_of(loader: Loader[Any, Any], number: int) -> ZarrDataset | None:
-    """Return a dataset of a loader by number; None if only annbatch can read it.
-
-    Only annbatch can read datasets in memory, datasets of different dtypes, which it converts, and sparse datasets
-    before it has read their ``indptr``.
+    It has none if it is in memory.
     """
-    dataset, sparse = loader._train_datasets[number], loader._sparse_dataset_elem_cache.get(number)
-    if not loader._dtypes_homogeneous:
-        return None
-    if isinstance(dataset, Array):
-        return ZarrDataset((dataset.async_array,), None)
-    return None if sparse is None else ZarrDataset((sparse.data, sparse.indices), sparse.indptr)
+    cells: Any = data_in(loader)[number]
+    is_sparse = isinstance(cells, ad.abc.CSRDataset)
+    arrays = tuple(cells.group[name] for name in ("data", "indices", "indptr")) if is_sparse else (cells,)
+    return arrays if all(isinstance(array, Array) for array in arrays) else ()
 
 
-def room_for(loader: Loader[Any, Any], rows_of: Mapping[int, Int64Array]) -> CSRContainer | npt.NDArray[Any]:
-    """Return annbatch's buffer for rows of datasets, by their numbers."""
-    return loader._allocate_out(OrderedDict(rows_of))
+def have_one_dtype(loader: Loader[Any, Any]) -> bool:
+    """Return True if all datasets of a loader have the same dtypes; annbatch converts others."""
+    return bool(loader._dtypes_homogeneous)
+
+
+def room_for(loader: Loader[Any, Any], shape: tuple[int, ...], dtype: np.dtype[Any]) -> npt.NDArray[Any]:
+    """Return an array for values of a load request, where annbatch would have one."""
+    room: npt.NDArray[Any] = loader._alloc(shape, dtype, use_pinned=preloads_to_gpu(loader))
+    return room
 
 
 @dataclass(frozen=True)

@@ -1,7 +1,7 @@
 """Batches: the rows of a load request in annbatch's form.
 
 annbatch gathers sparse rows through SciPy, which converts and checks the indices of whole load requests. This takes
-longer than reading. Here, the values of a row are a slice, and the slices of a batch are joined and converted at once.
+longer than reading. Here, a batch of rows is gathered by SciPy's function for it alone, and makes no object for a row.
 """
 
 from __future__ import annotations
@@ -13,6 +13,7 @@ import numpy as np
 import numpy.typing as npt
 import scipy.sparse as sp
 from annbatch.utils import CSRContainer, convert
+from scipy.sparse._sparsetools import csr_row_index
 
 from annbatch_distributed.core.request import Split
 from annbatch_distributed.loader._annbatch import Loaded
@@ -24,14 +25,16 @@ def batches_of(
     loaded: Loaded, splits: Sequence[Split], dtype: np.dtype[Any] | None, to: Literal["torch", "jax"] | None
 ) -> Iterator[dict[str, Any]]:
     """Yield the batches of a load request; values of ``X`` have ``dtype``, or the dtype in which they are stored."""
-    if isinstance(loaded.rows, CSRContainer):
-        check_indptr(loaded.rows.elems[2])
+    rows = loaded.rows
+    if isinstance(rows, CSRContainer):
+        check_indptr(rows.elems[2])
+        rows = with_one_index_dtype(rows)
     # a table of all batches, whose slices are cheap: pandas takes long to gather rows, however few
     obs = None if loaded.obs is None else loaded.obs.iloc[loaded.places[np.concatenate([[], *splits]).astype(np.intp)]]
     first = 0
     for split in splits:
         at = loaded.places[split]
-        x = rows_at(loaded.rows, at, dtype)
+        x = rows_at(rows, at, dtype)
         yield {
             "X": x if to is None else in_framework(x, to),
             "obs": None if obs is None else obs.iloc[first : first + len(at)],
@@ -47,17 +50,46 @@ def rows_at(
     """Return the rows at some places."""
     if not isinstance(rows, CSRContainer):
         return converted(rows[at], dtype)
-    data, indices, bounds = rows.elems
-    starts, stops = bounds[at], bounds[at + 1]
-    indptr = np.zeros(len(at) + 1, dtype=np.int64)
-    np.cumsum(stops - starts, out=indptr[1:])
-    # as SciPy chooses it, which would otherwise convert what it gets
-    index_dtype = np.int32 if max(indptr[-1], *rows.shape) <= _MOST_INT32 else np.int64
-    slices = [*map(slice, starts.tolist(), stops.tolist())]
-    values, columns = converted(_joined(data, slices), dtype, is_sparse=True), _joined(indices, slices)
-    return sp.csr_matrix(
-        (values, columns.astype(index_dtype, copy=False), indptr.astype(index_dtype)), shape=(len(at), rows.shape[1])
+    data, indices, indptr = _gathered(*rows.elems, at)
+    values = converted(data, dtype, is_sparse=True)
+    # SciPy would check and convert what is as it needs it
+    result = sp.csr_matrix((len(at), rows.shape[1]), dtype=values.dtype)
+    index_dtype = _index_dtype(indptr[-1], result.shape)  # of one batch, even if the load request is too large for it
+    result.data, result.indices, result.indptr = (
+        values,
+        *(part.astype(index_dtype, copy=False) for part in (indices, indptr)),
     )
+    return result
+
+
+def _gathered(
+    data: npt.NDArray[Any], indices: npt.NDArray[Any], indptr: npt.NDArray[Any], at: npt.NDArray[np.intp]
+) -> tuple[npt.NDArray[Any], npt.NDArray[Any], npt.NDArray[Any]]:
+    """Return data, indices and indptr of the rows at some places of a CSR matrix, with indices and indptr alike.
+
+    SciPy's function is private: the public one copies and checks the matrix for each batch, and takes up to 9 times as
+    long. ``tests/loader/test_batches.py`` fails if it changes.
+    """
+    n_each = indptr[at + 1] - indptr[at]
+    bounds = np.zeros(len(at) + 1, indptr.dtype)
+    np.cumsum(n_each, out=bounds[1:])
+    # bytes of any dtype, also of those that SciPy has no matrices of
+    own = data.view(f"u{data.itemsize}")
+    to_data, to_indices = np.empty(bounds[-1], own.dtype), np.empty(bounds[-1], indices.dtype)
+    csr_row_index(len(at), at.astype(indptr.dtype), indptr, indices, own, to_indices, to_data)
+    return to_data.view(data.dtype), to_indices, bounds
+
+
+def _index_dtype(n_values: int, shape: tuple[int, ...]) -> type[np.int32 | np.int64]:
+    """Return the dtype of indices that SciPy chooses."""
+    return np.int32 if max(n_values, *shape) <= _MOST_INT32 else np.int64
+
+
+def with_one_index_dtype(rows: CSRContainer) -> CSRContainer:
+    """Return rows whose ``indices`` and ``indptr`` have one dtype, as SciPy chooses it."""
+    data, indices, indptr = rows.elems
+    dtype = _index_dtype(indptr[-1], rows.shape)
+    return CSRContainer((data, indices.astype(dtype, copy=False), indptr.astype(dtype)), rows.shape, rows.dtype)
 
 
 def in_framework(x: sp.csr_matrix | npt.NDArray[Any], to: Literal["torch", "jax"]) -> Any:  # noqa: ANN401 a tensor or array
@@ -82,12 +114,6 @@ def _in_bits_of_jax(x: sp.csr_matrix | npt.NDArray[Any]) -> sp.csr_matrix | npt.
             "round them, or call jax.config.update('jax_enable_x64', True) before anything else."
         )
     return narrow
-
-
-def _joined(values: npt.NDArray[Any], slices: Sequence[slice]) -> npt.NDArray[Any]:
-    """Return slices of an array one after the other; faster than ``numpy.concatenate``."""
-    view = memoryview(values)
-    return np.frombuffer(bytearray().join([view[one] for one in slices]), values.dtype)
 
 
 def check_indptr(indptr: npt.NDArray[Any]) -> None:

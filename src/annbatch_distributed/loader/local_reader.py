@@ -2,120 +2,149 @@
 
 annbatch reads through zarr, which makes an indexer for each run of consecutive rows, iterates over it twice, and passes
 each array through its event loop to a thread that decodes. For chunks of 64 rows, this takes half as long as
-decoding them. Most of it is Python code, which holds the GIL, so prefetching delays the training. This module
-finds directly which part of which stored object goes where:
+decoding them. Most of it is Python code, which holds the GIL, so prefetching delays the training. Here, consecutive
+rows are joined to runs, runs of rows of a CSR matrix become runs of its values, and :mod:`chunk_reader` reads them.
 
-1. Consecutive rows are joined to runs. Runs of rows of a CSR matrix become runs of its values.
-2. Runs are split at the ends of stored objects: of shards, or of chunks without sharding.
-3. :mod:`raw_reader` reads the parts of uncompressed arrays, and :mod:`zarrs_reader` the parts of others, one array
-   after the other, without the GIL.
-
-annbatch reads everything else: data in memory or in remote stores, codecs that zarrs can't decode, datasets of
-different dtypes, and chunks of different sizes. It also reads the first load request of sparse datasets, together with
-their ``indptr``, and most that would fail here, so that errors are annbatch's.
+annbatch reads everything else: data in memory or in remote stores, arrays that :mod:`shards` doesn't know, and datasets
+of different dtypes.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
-from typing import TYPE_CHECKING, Any, TypeGuard
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import numpy.typing as npt
-from zarr import AsyncArray
-from zarr.storage import LocalStore
+from annbatch.utils import CSRContainer
 
 from annbatch_distributed.core.rows import runs
-from annbatch_distributed.core.values import Int64Array
-from annbatch_distributed.loader import raw_reader, zarrs_reader
-from annbatch_distributed.loader._annbatch import room_for, zarr_dataset_of
+from annbatch_distributed.core.values import Int64Array, few
+from annbatch_distributed.loader import chunk_reader
+from annbatch_distributed.loader._annbatch import have_one_dtype, room_for, stored_arrays
+from annbatch_distributed.loader.shards import DamagedChunkError, Shards
 
 if TYPE_CHECKING:
     from annbatch import Loader
-    from annbatch.utils import CSRContainer
-
-    from annbatch_distributed.loader._annbatch import ZarrDataset
+    from zarr import Array
 
 
-def read(loader: Loader[Any, Any], rows_of: Mapping[int, Int64Array]) -> CSRContainer | npt.NDArray[Any] | None:
-    """Read rows of a loader's datasets; return None if only annbatch can read them.
+@dataclass(frozen=True)
+class _Cells:
+    """Cells of a dataset on a local disk."""
 
-    Parameters
-    ----------
-    loader
-        Loader of the datasets.
-    rows_of
-        Rows to read by the number of their dataset, in the order of the result.
+    number: int
+    """Number of the dataset."""
+    arrays: tuple[Shards, ...]
+    """One array of rows; or ``data`` and ``indices`` of a CSR matrix."""
+    indptr: npt.NDArray[Any] | None
+    """``indptr`` of a CSR matrix, in memory; None for an array of rows."""
 
-    Returns
-    -------
-    CSRContainer | numpy.ndarray | None
-        The rows of the first dataset, then the rows of the next, as annbatch's ``Loader._index_datasets`` returns them.
-    """
-    datasets = [dataset for number in rows_of if _is_local(dataset := zarr_dataset_of(loader, number))]
-    if len(datasets) < len(rows_of):
-        return None
-    # (starts, stops) of the runs of each dataset: runs of rows, or of the values of a CSR matrix
-    bounds = []
-    for dataset, rows in zip(datasets, rows_of.values(), strict=True):
+    def runs(self, rows: Int64Array) -> tuple[Int64Array, Int64Array]:
+        """Return the starts and stops of runs of rows, or of their values; a ValueError if ``indptr`` is damaged."""
         starts, stops = runs(rows)
+        if self.indptr is None:
+            return starts, stops
         # for indptr 0 3 3 5, the rows 1:3 are the values 3:5
-        indptr = dataset.indptr
-        bounds.append((starts, stops) if indptr is None else (indptr[starts], indptr[stops]))
-    for dataset, (starts, stops) in zip(datasets, bounds, strict=True):
-        # the readers would make up values for runs that are not in the arrays, as of a damaged indptr
-        if starts.min() < 0 or (stops < starts).any() or any(stops.max() > array.shape[0] for array in dataset.arrays):
+        starts, stops = (self.indptr[bounds].astype(np.int64) for bounds in (starts, stops))
+        n_values = min(array.n_rows for array in self.arrays)
+        if starts.min() < 0 or (stops < starts).any() or stops.max() > n_values:
+            raise ValueError(
+                f"indptr of dataset {self.number} is damaged: it has rows up to the value {int(stops.max()):,} of "
+                f"{n_values:,}. Write the collection again."
+            )
+        return starts, stops
+
+    def read(self, rows: Int64Array, runs: tuple[Int64Array, Int64Array], outs: tuple[npt.NDArray[Any], ...]) -> None:
+        """Read rows into ``outs``; an OSError if they are damaged."""
+        try:
+            for array, out in zip(self.arrays, outs, strict=True):
+                chunk_reader.read(array, *runs, out)
+        except DamagedChunkError as error:
+            # (rows,): the first value of each row, and the first of the next one
+            starts, stops = (rows, rows + 1) if self.indptr is None else (self.indptr[rows], self.indptr[rows + 1])
+            raise explained(error, self.number, rows[(starts < error.stop) & (stops > error.start)]) from error
+
+
+class LocalReader:
+    """Reader of the datasets of a loader that are on a local disk."""
+
+    def __init__(self) -> None:
+        # by the number of a dataset; None if only annbatch can read it
+        self._cells: dict[int, _Cells | None] = {}
+
+    def read(
+        self, loader: Loader[Any, Any], rows_of: Mapping[int, Int64Array]
+    ) -> CSRContainer | npt.NDArray[Any] | None:
+        """Read rows of a loader's datasets; return None if only annbatch can read them.
+
+        Parameters
+        ----------
+        loader
+            Loader of the datasets.
+        rows_of
+            Rows to read by the number of their dataset, in the order of the result.
+
+        Returns
+        -------
+        CSRContainer | numpy.ndarray | None
+            The rows of the first dataset, then the rows of the next. Values have the dtype in which they are stored,
+            and indices the dtype of SciPy.
+        """
+        if not have_one_dtype(loader):
             return None
-    # one buffer of annbatch for all datasets, of which each dataset fills its part
-    buffer, first = room_for(loader, rows_of), 0
-    outs = (buffer,) if isinstance(buffer, np.ndarray) else buffer.elems[:2]
-    for dataset, (starts, stops) in zip(datasets, bounds, strict=True):
-        end = first + int((stops - starts).sum())
-        for array, out in zip(dataset.arrays, outs, strict=True):
-            parts = [*parts_of(starts.tolist(), stops.tolist(), (array.shards or array.chunks)[0])]
-            if not any(reader.read(array, parts, out[first:end]) for reader in (raw_reader, zarrs_reader)):
-                return None
-        first = end
-    if not isinstance(buffer, np.ndarray):
-        indptrs = [dataset.indptr for dataset in datasets if dataset.indptr is not None]
-        lengths = [indptr[rows + 1] - indptr[rows] for indptr, rows in zip(indptrs, rows_of.values(), strict=True)]
+        datasets = [cells for number in rows_of if (cells := self._cells_of(loader, number)) is not None]
+        if len(datasets) < len(rows_of):
+            return None
+        runs = [cells.runs(rows) for cells, rows in zip(datasets, rows_of.values(), strict=True)]
+        # one array for all datasets, of which each dataset fills its part
+        bounds = np.cumsum([0, *(int((stops - starts).sum()) for starts, stops in runs)]).tolist()
+        values = datasets[0].arrays[0]
+        data = room_for(loader, (bounds[-1], *values.row_shape), values.dtype.newbyteorder("="))
+        is_sparse = datasets[0].indptr is not None
+        indices = room_for(loader, (bounds[-1],), np.dtype(np.int32)) if is_sparse else None
+        for cells, rows, own, part in zip(
+            datasets, rows_of.values(), runs, map(slice, bounds, bounds[1:]), strict=True
+        ):
+            cells.read(rows, own, (data[part],) if indices is None else (data[part], indices[part]))
+        if indices is None:
+            return data
+        lengths = [
+            cells.indptr[rows + 1].astype(np.int64) - cells.indptr[rows].astype(np.int64)
+            for cells, rows in zip(datasets, rows_of.values(), strict=True)
+            if cells.indptr is not None
+        ]
         # rows of 3, 0 and 2 values have the indptr 0 3 3 5
-        buffer.elems[2][0] = 0
-        np.cumsum(np.concatenate(lengths), out=buffer.elems[2][1:])
-    return buffer
+        indptr = np.concatenate([[0], *lengths]).cumsum()
+        return CSRContainer((data, indices, indptr), (len(indptr) - 1, loader.n_var), data.dtype)
+
+    def _cells_of(self, loader: Loader[Any, Any], number: int) -> _Cells | None:
+        """Return a dataset of a loader; None if only annbatch can read it."""
+        if number not in self._cells:
+            self._cells[number] = _opened(stored_arrays(loader, number), number)
+        return self._cells[number]
 
 
-def parts_of(starts: list[int], stops: list[int], chunk_size: int) -> Iterator[tuple[int, int, int, int]]:
-    """Split runs at the ends of chunks: yield the chunk, start and stop in it, and the offset in the output.
-
-    >>> list(parts_of([6, 0], [10, 2], chunk_size=8))
-    [(0, 6, 8, 0), (1, 0, 2, 2), (0, 0, 2, 4)]
-    """
-    before = 0
-    for start, stop in zip(starts, stops, strict=True):
-        # rows 6:10 in chunks of 8 are 6:8 of chunk 0 and 0:2 of chunk 1
-        for number in range(start // chunk_size, -(-stop // chunk_size)):
-            offset = number * chunk_size
-            first, end = max(start - offset, 0), min(stop - offset, chunk_size)
-            if first < end:
-                yield number, first, end, before
-                before += end - first
-
-
-def _is_local(dataset: ZarrDataset | None) -> TypeGuard[ZarrDataset]:
-    """Return True if a dataset has numbers on a local disk, in chunks of one size."""
-    return dataset is not None and all(
-        type(array.store_path.store) is LocalStore
-        and array.dtype.isnative
-        and array.dtype.kind in "biuf"
-        and _is_regular(array)  # parts_of splits at multiples of one size
-        for array in dataset.arrays
-    )
-
-
-def _is_regular(array: AsyncArray[Any]) -> bool:
-    """Return True if all chunks of an array have the same size."""
+def _opened(arrays: Sequence[Array[Any]], number: int) -> _Cells | None:
+    """Return a dataset of some arrays; None if only annbatch can read it."""
+    known = [shards for array in arrays if (shards := Shards.of(array.async_array)) is not None]
+    if not arrays or len(known) < len(arrays):
+        return None
+    *values, last = known
+    if not values:
+        return _Cells(number, (last,), None)
+    indptr, all_rows = np.empty(last.n_rows, last.dtype.newbyteorder("=")), (np.array([0]), np.array([last.n_rows]))
     try:
-        return bool(array.chunks)
-    except NotImplementedError:
-        return False
+        chunk_reader.read(last, *all_rows, indptr)
+    except DamagedChunkError as error:
+        raise explained(error, number, np.arange(error.start, min(error.stop, last.n_rows - 1))) from error
+    return _Cells(number, tuple(values), indptr)
+
+
+def explained(error: DamagedChunkError, number: int, rows: Int64Array) -> OSError:
+    """Return an error about a damaged chunk that has values of some rows of a dataset."""
+    return OSError(
+        f"{error} It has values of the cells {few(list(map(str, rows[:9])), 8)} of dataset {number}, which are not "
+        "read. Copy the file again from where it is intact, or write the collection again."
+    )

@@ -33,7 +33,7 @@ from zarr.storage import LocalStore
 from annbatch_distributed.core.masks import AnyMask, resolve_mask
 from annbatch_distributed.core.request import MAX_GAP, Marks, Request
 from annbatch_distributed.core.values import BOUND, check_arguments, integer
-from annbatch_distributed.loader import local_reader, zarrs_reader
+from annbatch_distributed.loader import zarrs_checks
 from annbatch_distributed.loader._annbatch import (
     arrays_in,
     batches_on_gpu,
@@ -54,6 +54,7 @@ from annbatch_distributed.loader._annbatch import (
 from annbatch_distributed.loader.batches import batches_of, in_framework, with_dtype
 from annbatch_distributed.loader.collection import AnyCollection, as_collection
 from annbatch_distributed.loader.epoch_loader import EpochLoader, column_of
+from annbatch_distributed.loader.local_reader import LocalReader
 from annbatch_distributed.loader.sizes import as_bytes, sizes_of_draws, sizes_of_sets, stored, suggest_sizes
 from annbatch_distributed.ranks import DistInfo
 from annbatch_distributed.sampler import DistributedSampler
@@ -167,6 +168,7 @@ class StatefulLoader(EpochLoader, Loader[Any, Any]):
         self._to_be = kwargs.pop("to", None) if prefetch else None
         EpochLoader.__init__(self, batch_sampler, prefetch)
         self._one_request = _OneRequest(batch_sampler)
+        self._local_reader = LocalReader()
         Loader.__init__(self, batch_sampler=self._one_request, **kwargs)
         if prefetch and preloads_to_gpu(self):
             raise ValueError(
@@ -376,7 +378,7 @@ class StatefulLoader(EpochLoader, Loader[Any, Any]):
             If zarrs has read in the parent process before this process was forked, so that reading would hang; see
             :doc:`DataLoader workers </performance>`.
         """
-        zarrs_reader.check_zarrs_answers(lambda: "zarrs" in zarr.config.get("codec_pipeline.path"))
+        zarrs_checks.check_zarrs_answers(lambda: "zarrs" in zarr.config.get("codec_pipeline.path"))
         # before anything is loaded: loading a CSC matrix by rows may fail with a less helpful error
         if "load_adata" not in options:
             self._check_layouts(group["X"] for group in collection)
@@ -587,10 +589,11 @@ class StatefulLoader(EpochLoader, Loader[Any, Any]):
 
         It reads at once: the returned coroutine runs in zarr's only thread, where reads would wait for each other.
         """
-        zarrs_reader.check_zarrs_answers(lambda: any(map(zarrs_reader.is_by_zarrs, arrays_in(self))))
-        # None if only annbatch can read these datasets
-        rows = local_reader.read(self, rows_of)
-        return super()._index_datasets(rows_of) if rows is None else _returning(rows)
+        rows = self._local_reader.read(self, rows_of)
+        if rows is not None:
+            return _returning(rows)
+        zarrs_checks.check_zarrs_answers(lambda: any(map(zarrs_checks.is_by_zarrs, arrays_in(self))))
+        return super()._index_datasets(rows_of)
 
     @property
     def _dtype_of_x(self) -> np.dtype[Any] | None:
@@ -710,7 +713,7 @@ def _in_place(data: Any) -> Any:  # noqa: ANN401 whatever annbatch takes
     if place is None or not isinstance(place.store, LocalStore):
         return data
     place.store.root = place.store.root.absolute()
-    if not isinstance(data, Array) or not zarrs_reader.is_by_zarrs(data.async_array):
+    if not isinstance(data, Array) or not zarrs_checks.is_by_zarrs(data.async_array):
         return data
     # zarrs keeps the path with which the array was opened
     return Array(AsyncArray(metadata=data.metadata, store_path=place, config=data.async_array.config))
@@ -735,7 +738,7 @@ def _warn_of_zarrs(collection: DatasetCollection) -> None:
     for group in islice(collection, 1):  # all datasets are in one store
         cells: Any = group["X"]
         array = cells if isinstance(cells, Array) else cells["data"]
-        if zarrs_reader.is_far_by_zarrs(array.async_array):
+        if zarrs_checks.is_far_by_zarrs(array.async_array):
             warnings.warn(
                 f"zarrs reads {array.store} slowly, with one request per chunk and few in parallel: at 30 ms per "
                 "request, zarrs 0.2.3 took 25 times as long as zarr's own codecs. Before you open the collection, call "

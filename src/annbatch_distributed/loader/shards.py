@@ -1,0 +1,232 @@
+"""Shards of an array on a local disk: where its chunks are, and how one is verified and decoded.
+
+Known are the arrays of ``collect``, annbatch and anndata: chunks of whole rows, in shards or not, whose codecs are
+``bytes``, then at most one of ``blosc`` and ``zstd``, then at most ``crc32c``. zarr's own reader makes several objects
+for each run of rows, and zarrs doesn't verify the checksums of chunks within a shard.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from typing import Any, Self
+
+import google_crc32c
+import numpy as np
+import numpy.typing as npt
+import zarr
+from numcodecs import Blosc, Zstd
+from zarr import AsyncArray
+from zarr.codecs import BloscCodec, BytesCodec, Crc32cCodec, ShardingCodec, ZstdCodec
+from zarr.storage import LocalStore
+
+from annbatch_distributed.loader.files import IS_SUPPORTED, Bytes, LocalFile, StoredFile
+
+#: Bytes of an entry of the index: the first byte of a chunk, and its number of bytes.
+_ENTRY = 16
+#: Bytes of the checksum after a chunk or an index.
+_CHECKSUM = 4
+#: Number in the entry of a chunk that isn't stored, since all its values are the fill value.
+_MISSING = np.iinfo(np.uint64).max
+#: Decoders of codecs between ``bytes`` and ``crc32c``.
+_DECODERS: dict[type, Callable[[Bytes], bytes]] = {BloscCodec: Blosc().decode, ZstdCodec: Zstd().decode}
+
+
+class DamagedChunkError(OSError):
+    """Error for rows of an array that aren't stored as they were written."""
+
+    def __init__(self, problem: str, start: int, stop: int) -> None:
+        super().__init__(problem)
+        self.start, self.stop = start, stop
+
+
+@dataclass
+class Shards:
+    """Shards of an array."""
+
+    folder: str
+    """Path of the array."""
+    name_of: Callable[[tuple[int, ...]], str]
+    """Function that returns the name of a shard."""
+    n_rows: int
+    row_shape: tuple[int, ...]
+    dtype: np.dtype[Any]
+    """Dtype of the stored values, with their byte order."""
+    chunk_size: int
+    """Number of rows of a chunk."""
+    shard_size: int
+    """Number of rows of a shard; of a chunk, if chunks are stored without shards."""
+    has_indexes: bool
+    """True for shards, which end with an index of their chunks."""
+    decode: Callable[[Bytes], bytes] | None
+    """Decoder of chunks; None for uncompressed ones."""
+    has_checksums: bool
+    """True if each chunk ends with its checksum."""
+    fill_value: Any
+    """Value of the rows of chunks that aren't stored; None if all chunks must be."""
+    _indexes: dict[int, tuple[Any, npt.NDArray[Any]]] = field(default_factory=dict, repr=False)
+    """By shard: its version, and the first byte and the number of bytes of each chunk."""
+
+    @classmethod
+    def of(cls, array: AsyncArray[Any]) -> Self | None:
+        """Return the shards of an array; None if they are of a kind that only zarr can read."""
+        store, codecs = array.store_path.store, getattr(array.metadata, "codecs", ())  # zarr 2 has none
+        if type(store) is not LocalStore or not IS_SUPPORTED or array.dtype.kind not in "biuf":
+            return None
+        try:
+            chunks, shards = array.chunks, array.shards or array.chunks
+        except NotImplementedError:  # of different sizes
+            return None
+        match codecs:
+            case (ShardingCodec(codecs=inner) as sharding,) if _has_known_index(sharding):
+                has_indexes = True
+            case _:
+                inner, has_indexes = codecs, False
+        match inner:
+            case (BytesCodec(endian=endian), *others):
+                has_checksums = bool(others) and isinstance(others[-1], Crc32cCodec)
+                decoders = [_DECODERS.get(type(codec)) for codec in others[: len(others) - has_checksums]]
+            case _:
+                return None
+        is_known = len(decoders) < 2 and None not in decoders
+        if not is_known or 0 in array.shape[1:] or not array.shape[1:] == chunks[1:] == shards[1:]:
+            return None
+        return cls(
+            str(store.root / array.store_path.path),  # a Path for each shard takes longer than reading
+            array.metadata.encode_chunk_key,
+            array.shape[0],
+            array.shape[1:],
+            # chunks of single bytes have no order of bytes
+            array.dtype.newbyteorder(">" if _name(endian) == "big" else "<"),
+            chunks[0],
+            shards[0],
+            has_indexes,
+            decoders[0] if decoders else None,
+            has_checksums,
+            # older versions of zarr always read missing chunks as the fill value
+            array.metadata.fill_value if getattr(array.config, "read_missing_chunks", True) else None,
+        )
+
+    def __getstate__(self) -> dict[str, Any]:
+        return vars(self) | {"_indexes": {}}
+
+    @property
+    def row_bytes(self) -> int:
+        """Number of bytes of a row."""
+        return self.dtype.itemsize * math.prod(self.row_shape)
+
+    @property
+    def n_chunks(self) -> int:
+        """Number of chunks of a shard."""
+        return self.shard_size // self.chunk_size
+
+    def open(self, number: int) -> StoredFile | None:
+        """Open a shard; return None if it isn't stored."""
+        try:
+            return LocalFile(self.path(number))
+        except FileNotFoundError:
+            return None
+
+    def path(self, number: int) -> str:
+        """Return the path of a shard."""
+        return f"{self.folder}/{self.name_of((number, *(0 for _ in self.row_shape)))}"
+
+    def index(self, number: int, file: StoredFile) -> npt.NDArray[np.unsignedinteger[Any]]:
+        """Return the first byte and the number of bytes of each chunk of a shard; 0 bytes of chunks that aren't stored.
+
+        It has the shape ``(n_chunks, 2)``, and is kept. Raises a DamagedChunkError if it isn't as it was written.
+        """
+        # looked up once, as another thread may replace it
+        version, index = self._indexes.get(number, (None, None))
+        if index is None or version != file.version:
+            index = self._read_index(number, file)
+            self._indexes[number] = file.version, index
+        return index
+
+    def _read_index(self, number: int, file: StoredFile) -> npt.NDArray[np.unsignedinteger[Any]]:
+        if not self.has_indexes:
+            if not file.size:
+                raise self._damaged_shard(number, f"{file.path} is damaged: it is empty.")
+            return np.array([[0, file.size]], np.uint64)
+        n_bytes = self.n_chunks * _ENTRY + _CHECKSUM
+        end = file.size - n_bytes
+        content = np.empty(n_bytes, np.uint8)
+        if end >= 0:
+            file.read(end, content)
+        # of a shard of another size, which has replaced this one, the last entries would look like an index
+        if end < 0 or not _is_intact(content):
+            raise self._damaged_shard(
+                number,
+                f"{file.path} is damaged, or was written again in another form while it was open: the checksum of its "
+                f"index is wrong. It has {file.size:,} bytes.",
+            )
+        index = content[:-_CHECKSUM].view("<u8").reshape(-1, 2)
+        is_missing = (index == _MISSING).all(axis=1)
+        starts, sizes = index.T
+        fits = (sizes > 0) & (sizes <= end) & (starts <= end - np.minimum(sizes, end))
+        if self.decode is None:
+            fits &= sizes == self.chunk_size * self.row_bytes + self.has_checksums * _CHECKSUM
+        if not (fits | is_missing).all():
+            raise self._damaged_shard(
+                number, f"{file.path} is damaged: the index of its chunks doesn't fit its {file.size:,} bytes."
+            )
+        # 4 bytes, where they are enough: it is kept for each chunk of the collection
+        return np.where(is_missing[:, None], 0, index).astype(np.uint32 if end < 1 << 32 else np.uint64)
+
+    def decoded(self, number: int, encoded: Bytes, path: str) -> npt.NDArray[Any]:
+        """Return the rows of a chunk of the array, from its bytes in the file ``path``.
+
+        Raises a DamagedChunkError if they aren't as they were written, as far as a checksum or the decoder can tell.
+        """
+        content = encoded
+        if self.has_checksums:
+            if _verifies() and not _is_intact(encoded):
+                raise self._damaged(number, path, "its checksum is wrong")
+            content = encoded[:-_CHECKSUM]
+        values: Any = content
+        if self.decode is not None:
+            try:
+                values = self.decode(content)
+            except (RuntimeError, ValueError) as error:  # as numcodecs raises
+                raise self._damaged(number, path, f"it can't be decoded: {error}") from error
+        if len(values) != self.chunk_size * self.row_bytes:
+            raise self._damaged(number, path, f"it has {len(values):,} bytes")
+        rows: npt.NDArray[Any] = np.frombuffer(values, self.dtype).reshape(self.chunk_size, *self.row_shape)
+        return rows
+
+    def missing(self, number: int) -> DamagedChunkError:
+        """Return the error for a chunk that isn't stored, but must be."""
+        return self._damaged(number, self.path(number // self.n_chunks), "it isn't stored")
+
+    def _damaged(self, number: int, path: str, problem: str) -> DamagedChunkError:
+        start = number * self.chunk_size
+        message = f"{path} is damaged: chunk {number % self.n_chunks}: {problem}."
+        return DamagedChunkError(message, start, min(start + self.chunk_size, self.n_rows))
+
+    def _damaged_shard(self, number: int, message: str) -> DamagedChunkError:
+        start = number * self.shard_size
+        return DamagedChunkError(message, start, min(start + self.shard_size, self.n_rows))
+
+
+def _has_known_index(sharding: ShardingCodec) -> bool:
+    """Return True if the index of shards is at their end, of little-endian numbers, and has a checksum."""
+    match tuple(sharding.index_codecs):
+        case (BytesCodec(endian=endian), Crc32cCodec()):
+            return _name(endian) == "little" and _name(sharding.index_location) == "end"
+    return False
+
+
+def _name(option: Any) -> str | None:  # noqa: ANN401 a string, or an enum of older versions of zarr
+    name: str | None = getattr(option, "value", option)
+    return name
+
+
+def _is_intact(content: Bytes) -> bool:
+    """Return True if bytes end with their checksum."""
+    return bool(google_crc32c.value(content[:-_CHECKSUM]) == int.from_bytes(content[-_CHECKSUM:], "little"))
+
+
+def _verifies() -> bool:
+    """Return True unless checksums are switched off, by the setting of zarrs."""
+    return bool(zarr.config.get("codec_pipeline.validate_checksums", default=True))
