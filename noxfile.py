@@ -91,7 +91,7 @@ def annbatch(session: nox.Session) -> None:
 @nox.session(python=NEWEST, name="bench-small")
 def bench_small(session: nox.Session) -> None:
     """Run the benchmarks at a small size: they must work, whatever the times."""
-    sync(session, "--extra=torch", "--extra=zarrs", "--group=bench", "--group=pytest")
+    sync(session, "--extra=torch", "--group=bench", "--group=pytest")
     # tests are independent; the longest one starts first
     session.run("python", *PYTEST, "--dist=worksteal", "tests/libraries", *session.posargs)
 
@@ -99,7 +99,7 @@ def bench_small(session: nox.Session) -> None:
 @nox.session(python=NEWEST, default=False)
 def bench(session: nox.Session) -> None:
     """Run all or the named benchmarks at full size, and write the figures of the documentation."""
-    sync(session, "--extra=torch", "--extra=zarrs", "--group=bench")
+    sync(session, "--extra=torch", "--group=bench")
     for name in session.posargs or [path.stem for path in sorted(Path("benchmarks").glob("*.py"))]:
         session.run("python", "-m", f"benchmarks.{name}")
 
@@ -123,7 +123,7 @@ def tests(session: nox.Session) -> None:
 def lowest(session: nox.Session) -> None:
     """Run the tests with the oldest Python and the oldest dependencies that pyproject.toml allows."""
     # not with uv sync, which would write these versions to the lock file
-    project = "--editable=.[torch,jax,zarrs]", "--group=test"
+    project = "--editable=.[torch,jax]", "--group=test"
     session.run_install("uv", "pip", "install", "--quiet", "--resolution=lowest-direct", *project)
     session.run("python", *PYTEST, *session.posargs, env=FEWER_EXAMPLES)
 

@@ -166,7 +166,6 @@ def end_with_the_demo(results: str) -> None:
 if __name__ == "__main__":
     job = Job.read(Path(sys.argv[1]))
     end_with_the_demo(job.results)
-    zarr.config.set({"codec_pipeline.path": "zarrs.ZarrsCodecPipeline"})
     dist.init_process_group("gloo")
     try:
         run(job)

@@ -12,12 +12,10 @@ from __future__ import annotations
 
 import argparse
 import os
-from importlib.util import find_spec
 from pathlib import Path
 
 import pandas as pd
 import torch
-import zarr
 from accelerate import Accelerator
 from annbatch import DatasetCollection
 from torch import nn
@@ -125,8 +123,4 @@ if __name__ == "__main__":
             "torchrun --standalone --nproc-per-node 2 examples/accelerate_ddp.py ..."
         )
 
-    if find_spec("zarrs"):
-        zarr.config.set({"codec_pipeline.path": "zarrs.ZarrsCodecPipeline"})
-    elif os.environ["RANK"] == "0":
-        print("install zarrs to read faster: pip install zarrs")
     main(**vars(arguments))

@@ -9,13 +9,11 @@ Run it, stop it, and run it again with the last checkpoint, with as many devices
 from __future__ import annotations
 
 import argparse
-from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
 import pandas as pd
 import torch
-import zarr
 from annbatch import DatasetCollection
 from lightning import LightningDataModule, LightningModule, Trainer
 from lightning.pytorch.callbacks import ModelCheckpoint
@@ -212,8 +210,4 @@ if __name__ == "__main__":
     )
     parser.add_argument("--resume", type=existing, help="checkpoint to resume from")
     arguments = parser.parse_args()
-    if find_spec("zarrs"):
-        zarr.config.set({"codec_pipeline.path": "zarrs.ZarrsCodecPipeline"})
-    else:
-        print("install zarrs to read faster: pip install zarrs")
     main(**vars(arguments))

@@ -11,7 +11,6 @@ from __future__ import annotations
 
 import argparse
 import tempfile
-from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
@@ -19,7 +18,6 @@ import pandas as pd
 import ray
 import ray.train
 import torch
-import zarr
 from annbatch import DatasetCollection
 from ray.train import Checkpoint, FailureConfig, RunConfig, ScalingConfig
 from ray.train.torch import TorchTrainer, get_device, prepare_model
@@ -33,10 +31,6 @@ def train(config: dict[str, Any]) -> None:
     """Run one worker."""
     context = ray.train.get_context()
     rank, device = context.get_world_rank(), get_device()
-    if find_spec("zarrs"):
-        zarr.config.set({"codec_pipeline.path": "zarrs.ZarrsCodecPipeline"})
-    elif rank == 0:
-        print("install zarrs to read faster: pip install zarrs")
     cells, label = DatasetCollection(config["collection"], mode="r"), config["label"]
     labels = cells.obs([label])[label]
     classes = pd.Categorical(labels).categories

@@ -10,13 +10,11 @@ from __future__ import annotations
 
 import argparse
 import os
-from importlib.util import find_spec
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 import scvi
 import torch
-import zarr
 from annbatch import DatasetCollection, Loader
 from lightning.pytorch.callbacks import Callback, EarlyStopping
 from scvi.dataloaders import AnnbatchDataModule
@@ -142,8 +140,4 @@ if __name__ == "__main__":
             "start this with a launcher: "
             "torchrun --standalone --nproc-per-node=2 examples/scvi_ddp.py ..."
         )
-    if find_spec("zarrs"):
-        zarr.config.set({"codec_pipeline.path": "zarrs.ZarrsCodecPipeline"})
-    elif os.environ["RANK"] == "0":
-        print("install zarrs to read faster: pip install zarrs")
     main(**vars(arguments))

@@ -9,13 +9,11 @@ from __future__ import annotations
 
 import argparse
 import os
-from importlib.util import find_spec
 from pathlib import Path
 
 import pandas as pd
 import torch
 import torch.distributed as dist
-import zarr
 from annbatch import DatasetCollection
 from torch import nn
 from torch.nn.functional import cross_entropy
@@ -141,10 +139,6 @@ if __name__ == "__main__":
             "torchrun --standalone --nproc-per-node 2 examples/torchrun_ddp.py ..."
         )
 
-    if find_spec("zarrs"):
-        zarr.config.set({"codec_pipeline.path": "zarrs.ZarrsCodecPipeline"})
-    elif os.environ["RANK"] == "0":
-        print("install zarrs to read faster: pip install zarrs")
     device = torch.device("cpu")
     if torch.cuda.is_available():
         device = torch.device("cuda", int(os.environ["LOCAL_RANK"]))

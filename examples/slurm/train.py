@@ -10,13 +10,11 @@ from __future__ import annotations
 import argparse
 import os
 import signal
-from importlib.util import find_spec
 from pathlib import Path
 
 import pandas as pd
 import torch
 import torch.distributed as dist
-import zarr
 from annbatch import DatasetCollection
 from annbatch.samplers import RandomSampler
 from torch import nn
@@ -140,10 +138,6 @@ if __name__ == "__main__":
             ("LOCAL_RANK", "LOCALID"),
         ):
             os.environ[name] = os.environ[f"SLURM_{of_slurm}"]
-    if find_spec("zarrs"):
-        zarr.config.set({"codec_pipeline.path": "zarrs.ZarrsCodecPipeline"})
-    elif os.environ["RANK"] == "0":
-        print("install zarrs to read faster: pip install zarrs")
     device = torch.device("cpu")
     if torch.cuda.is_available():
         # a rank sees all GPUs of its node, or only its own
