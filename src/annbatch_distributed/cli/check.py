@@ -43,6 +43,12 @@ class _Read(NamedTuple):
 
 def run(options: Namespace) -> int:
     """Print the rows of each rank in each epoch, and differences from the plan."""
+    if options.data:
+        from annbatch_distributed.cli import data
+
+        return data.run(options)
+    if options.jobs is not None:
+        raise CommandError("--jobs is the number of processes of --data. For epochs, pass --ranks")
     # the fork server imports the modules once, for all ranks
     if _start_method() == "forkserver":
         needed = [

@@ -10,9 +10,9 @@ from typing import TYPE_CHECKING, Literal
 import pandas as pd
 
 from annbatch_distributed.collect.contents import Options
-from annbatch_distributed.collect.datasets import COMPRESSORS, DTYPES
 from annbatch_distributed.collect.entries import AnyPath, read_table
 from annbatch_distributed.collect.problems import Problems, in_arguments
+from annbatch_distributed.collect.storage import COMPRESSORS, DTYPES
 from annbatch_distributed.collect.writing import write_collection
 from annbatch_distributed.core.values import integer
 

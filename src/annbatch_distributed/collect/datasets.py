@@ -18,41 +18,14 @@ import numpy.typing as npt
 import pandas as pd
 import scipy.sparse as sp
 import zarr
-from zarr.abc.codec import BytesBytesCodec
-from zarr.codecs import BloscCodec
 
-from annbatch_distributed.core.values import FILE_DTYPE, Int64Array
+from annbatch_distributed.collect.storage import Storage, write_stored
+from annbatch_distributed.core.values import Int64Array
 
 #: Peak memory of writing a dataset, in sizes of its values.
 PEAK = 4
 #: Number of consecutive cells that stay in one dataset, as of annbatch.
 SLICE = 1_000
-#: Number of cells of a chunk of a sparse matrix. Runs of 64 cells then decode 1.25 times the values that they use, and
-#: not twice as with annbatch's 64.
-_CHUNK = 16
-#: Number of cells of a chunk of a dense matrix, as of annbatch: a run of cells ends where a chunk ends.
-_DENSE_CHUNK = 64
-#: Names of dtypes that a user may choose.
-DTYPES = "uint8", "int16", "int32", "int64", "float32", "float64"
-#: Names of compressions, and the codecs of each.
-COMPRESSORS: dict[str, tuple[BytesBytesCodec, ...]] = {
-    "lz4": (BloscCodec(cname="lz4", clevel=3, shuffle="shuffle"),),
-    "zstd": (BloscCodec(cname="zstd", clevel=3, shuffle="shuffle"),),
-    "none": (),
-}
-
-
-class Storage(NamedTuple):
-    """Form in which values are stored."""
-
-    dtype: np.dtype[Any]
-    """Dtype of the stored values."""
-    file_dtype: np.dtype[Any]
-    """Dtype of the files' values, in which loaders of this package yield them."""
-    compression: str
-    """Compression of the chunks: a key of ``COMPRESSORS``."""
-    is_dense: bool
-    """True for a dense matrix, False for a sparse one."""
 
 
 class Piece(NamedTuple):
@@ -110,29 +83,10 @@ def order_of(obs: pd.DataFrame, rng: np.random.Generator, group_by: Sequence[str
 
 def write_dataset(dataset: Dataset) -> None:
     """Write a dataset into the folder of the collection."""
-    from annbatch import write_sharded  # which imports PyTorch, for seconds in each process
-
     values = _dense_values(dataset) if dataset.storage.is_dense else _sparse_values(dataset)
-    n_cells = len(dataset.obs)
     cells = ad.AnnData(values, obs=dataset.obs, var=dataset.var)
     cells.varm["measured"] = dataset.measured
-    chunk = _DENSE_CHUNK if dataset.storage.is_dense else _CHUNK
-    # a store of its own, since other processes write theirs
-    group = zarr.open_group(dataset.path / f"dataset_{dataset.number}", mode="w")
-    with ad.settings.override(remove_unused_categories=False):
-        # a shard is encoded in memory
-        write_sharded(
-            group,
-            cells,
-            n_obs_per_chunk=min(chunk, n_cells),
-            shard_size=max(chunk, n_cells // 16),
-            compressors=COMPRESSORS[dataset.storage.compression],
-        )
-    group = zarr.open_group(group.store, mode="r+", use_consolidated=False)
-    group["varm/measured"].attrs["files"] = dataset.files
-    if dataset.storage.file_dtype != dataset.storage.dtype:
-        group["X"].attrs[FILE_DTYPE] = str(dataset.storage.file_dtype)
-    zarr.consolidate_metadata(group.store)
+    write_stored(dataset.path / f"dataset_{dataset.number}", cells, dataset.storage, dataset.files)
 
 
 def _dense_values(dataset: Dataset) -> npt.NDArray[Any]:

@@ -20,7 +20,6 @@ from annbatch_distributed.collect.datasets import (
     SLICE,
     Dataset,
     Piece,
-    Storage,
     order_of,
     slices_of,
     write_dataset,
@@ -31,6 +30,7 @@ from annbatch_distributed.collect.folders import check_new, folder_of_parts, rem
 from annbatch_distributed.collect.jobs import executor_of, run_each
 from annbatch_distributed.collect.parts import Part, Statistics, jobs_for, parts_of, smallest, summary, write_parts
 from annbatch_distributed.collect.problems import Problems
+from annbatch_distributed.collect.storage import Storage
 from annbatch_distributed.collect.values import Kind
 from annbatch_distributed.core.values import Int64Array, few, plural
 

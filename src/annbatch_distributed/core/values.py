@@ -6,11 +6,14 @@ indices, these would silently be different rows.
 
 from __future__ import annotations
 
+import hashlib
 from collections.abc import Buffer, Iterable, Sequence
 from difflib import get_close_matches
+from functools import partial
 from hashlib import blake2b
 from itertools import chain
 from operator import index
+from pathlib import Path
 from reprlib import repr as shortened
 from typing import TYPE_CHECKING, Any
 
@@ -28,6 +31,8 @@ BOUND = 2**63
 
 #: Attribute of the stored values of a collection: the dtype of the files' values, if it differs from the stored dtype.
 FILE_DTYPE = "file_dtype"
+#: Attribute of a stored array: a digest of each of its shards, all of which are stored.
+SHARD_DIGESTS = "shard_digests"
 
 #: Largest length of a list that is part of an identity; of a longer list, there is a digest.
 MOST_LISTED = 16
@@ -152,3 +157,12 @@ def digest(*parts: str | Buffer, size: int = 16) -> str:
         # file names can contain surrogates
         hashed.update(part.encode("utf-8", "surrogatepass") if isinstance(part, str) else part)
     return hashed.hexdigest()
+
+
+def file_digest(path: Path) -> str:
+    """Return 16 hexadecimal digits that differ for files of different bytes.
+
+    A CRC would not do: it is the same for all files of chunks of one size that each end with their own CRC.
+    """
+    with path.open("rb") as file:
+        return hashlib.file_digest(file, partial(blake2b, digest_size=8)).hexdigest()

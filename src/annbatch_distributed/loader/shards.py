@@ -21,6 +21,7 @@ from zarr import AsyncArray
 from zarr.codecs import BloscCodec, BytesCodec, Crc32cCodec, ShardingCodec, ZstdCodec
 from zarr.storage import LocalStore
 
+from annbatch_distributed.core.values import SHARD_DIGESTS
 from annbatch_distributed.loader.files import IS_SUPPORTED, Bytes, LocalFile, StoredFile
 
 #: Bytes of an entry of the index: the first byte of a chunk, and its number of bytes.
@@ -72,7 +73,7 @@ class Shards:
     def of(cls, array: AsyncArray[Any]) -> Self | None:
         """Return the shards of an array; None if they are of a kind that only zarr can read."""
         store, codecs = array.store_path.store, getattr(array.metadata, "codecs", ())  # zarr 2 has none
-        if type(store) is not LocalStore or not IS_SUPPORTED or array.dtype.kind not in "biuf":
+        if type(store) is not LocalStore or not IS_SUPPORTED or array.dtype.kind not in "biuf" or not array.shape:
             return None
         try:
             chunks, shards = array.chunks, array.shards or array.chunks
@@ -104,8 +105,7 @@ class Shards:
             has_indexes,
             decoders[0] if decoders else None,
             has_checksums,
-            # older versions of zarr always read missing chunks as the fill value
-            array.metadata.fill_value if getattr(array.config, "read_missing_chunks", True) else None,
+            array.metadata.fill_value if _may_be_missing(array) else None,
         )
 
     def __getstate__(self) -> dict[str, Any]:
@@ -195,6 +195,32 @@ class Shards:
         rows: npt.NDArray[Any] = np.frombuffer(values, self.dtype).reshape(self.chunk_size, *self.row_shape)
         return rows
 
+    def damage(self, number: int) -> list[DamagedChunkError]:
+        """Return an error for each damaged chunk of a shard."""
+        errors = list[DamagedChunkError]()
+        file = self.open(number)
+        first = number * self.n_chunks
+        last = min(first + self.n_chunks, -(-self.n_rows // self.chunk_size))
+        if file is None:
+            return [] if self.fill_value is not None else [self.missing(chunk) for chunk in range(first, last)]
+        try:
+            index = self.index(number, file).tolist()
+            for chunk, (offset, size) in zip(range(first, last), index, strict=False):
+                encoded = np.empty(size, np.uint8)
+                file.read(offset, encoded)
+                try:
+                    if size:
+                        self.decoded(chunk, encoded, file.path)
+                    elif self.fill_value is None:
+                        raise self.missing(chunk)
+                except DamagedChunkError as error:
+                    errors.append(error)
+        except DamagedChunkError as error:  # of the index
+            errors.append(error)
+        finally:
+            file.close()
+        return errors
+
     def missing(self, number: int) -> DamagedChunkError:
         """Return the error for a chunk that isn't stored, but must be."""
         return self._damaged(number, self.path(number // self.n_chunks), "it isn't stored")
@@ -207,6 +233,12 @@ class Shards:
     def _damaged_shard(self, number: int, message: str) -> DamagedChunkError:
         start = number * self.shard_size
         return DamagedChunkError(message, start, min(start + self.shard_size, self.n_rows))
+
+
+def _may_be_missing(array: AsyncArray[Any]) -> bool:
+    """Return True if chunks of fill values need not be stored; they are in collections of ``collect``."""
+    # older versions of zarr always read missing chunks as the fill value
+    return SHARD_DIGESTS not in array.attrs and getattr(array.config, "read_missing_chunks", True)
 
 
 def _has_known_index(sharding: ShardingCodec) -> bool:
