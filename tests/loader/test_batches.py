@@ -19,7 +19,7 @@ from zarr.storage import LocalStore
 
 from annbatch_distributed import DistributedSampler, Rank, StatefulLoader
 from annbatch_distributed.loader import stateful
-from annbatch_distributed.loader.batches import rows_at
+from annbatch_distributed.loader.batches import in_framework, rows_at
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -89,6 +89,45 @@ def test_batches_are_those_of_annbatch(dtype: str, layout: str, place: str, tmp_
             np.testing.assert_array_equal(ours["index"], theirs["index"])
             for name in ("obs", "var"):
                 pd.testing.assert_frame_equal(ours[name], theirs[name])
+
+
+@pytest.mark.parametrize("prefetch", [0, 1])
+@pytest.mark.parametrize("place", ["in memory", "stored", "stored, uncompressed"])
+@pytest.mark.parametrize("layout", ["sparse", "dense"])
+@pytest.mark.parametrize("dtype", ["uint8", "int16", "float32"])
+def test_stored_rows_are_plain_and_have_the_same_values(
+    dtype: str, layout: str, place: str, prefetch: int, tmp_path: Path
+) -> None:
+    """Under dtype="stored", in NumPy, PyTorch and JAX; PyTorch makes them dense."""
+    adatas = cells(dtype, f"{layout}, {place}", tmp_path)
+    for to in (None, "torch", "jax"):
+        options = {"to": to, "prefetch": prefetch}
+        plain = [*loader_of(StatefulLoader, adatas, dtype="stored", **options)]
+        widened = [*loader_of(StatefulLoader, adatas, **options)]
+        assert len(plain) == len(widened) == 12
+        for batch, other in zip(plain, widened, strict=True):
+            x, expected = batch["X"], other["X"]
+            assert tuple(x.shape) == tuple(expected.shape)
+            assert len(x) == expected.shape[0]
+            if layout == "dense":
+                assert type(x) is type(expected)
+                np.testing.assert_array_equal(np.asarray(x), np.asarray(expected))
+                continue
+            for part, whole in zip((x.data, x.indices, x.indptr), arrays_in(expected), strict=True):
+                np.testing.assert_array_equal(np.asarray(part), whole)
+            dtypes = [str(part.dtype).removeprefix("torch.") for part in (x.data, x.indices, x.indptr)]
+            assert dtypes == [dtype, "uint8", "int32"]  # of 11 genes
+            if to == "torch":
+                np.testing.assert_array_equal(x.to("cpu", non_blocking=True).to_dense(), expected.to_dense())
+                assert x.to_dense(torch.float64).dtype == torch.float64
+
+
+def test_stored_rows_have_indices_for_many_genes() -> None:
+    rows = sp.csr_matrix(([1, 2], [0, 300], [0, 1, 2]), shape=(2, 301))
+    container = CSRContainer((rows.data, rows.indices, rows.indptr), rows.shape, rows.dtype)
+    x: Any = in_framework(rows_at(container, np.array([1, 0]), None, is_plain=True), "torch")
+    assert x.indices.dtype == torch.uint16
+    np.testing.assert_array_equal(x.to_dense(), rows.toarray()[::-1])
 
 
 @pytest.mark.parametrize("prefetch", [0, 1])

@@ -174,10 +174,14 @@ def test_look_of_one_rank_changes_nothing(make: Make) -> None:
 
 @every
 def test_third_iteration_at_a_place_warns_once(make: Make) -> None:
-    """The third iteration that begins at the same place warns, and none after set_epoch."""
+    """The third iteration that begins at the same place warns, and none after whole epochs or set_epoch."""
     loader = make(Rank(0, 2))
     with warnings.catch_warnings(record=True) as caught:
         warnings.simplefilter("always")
+        for _ in range(4):
+            for _ in loader:
+                pass
+        loader.set_epoch(0)
         for _ in range(2):
             read(loader, 1)
         loader.set_epoch(0)  # as a validation does that reads a part of an epoch several times

@@ -8,10 +8,12 @@ no planning of epochs.
 
 from __future__ import annotations
 
+from annbatch_distributed.loader.batches import CSRRows
 from annbatch_distributed.loader.sizes import Sizes, suggest_sizes
 from annbatch_distributed.loader.stateful import StatefulLoader
 
 __all__ = [
+    "CSRRows",
     "Sizes",
     "StatefulLoader",
     "suggest_sizes",

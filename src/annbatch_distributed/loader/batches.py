@@ -6,8 +6,10 @@ longer than reading. Here, a batch of rows is gathered by SciPy's function for i
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
-from typing import Any, Literal
+import warnings
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass, replace
+from typing import Any, Literal, Self
 
 import numpy as np
 import numpy.typing as npt
@@ -21,10 +23,72 @@ from annbatch_distributed.loader._annbatch import Loaded
 _MOST_INT32 = np.iinfo(np.int32).max
 
 
+@dataclass(frozen=True)
+class CSRRows:
+    """Rows of a CSR matrix as they are stored, in plain arrays or tensors, under ``dtype="stored"``.
+
+    PyTorch has no CSR tensors with such narrow indices. Move the rows to a device before you widen them: 3 bytes of a
+    value are copied there, and not 8.
+
+    Examples
+    --------
+    >>> rows = CSRRows(
+    ...     torch.tensor([5, 7], dtype=torch.uint8),
+    ...     torch.tensor([0, 2], dtype=torch.uint16),
+    ...     torch.tensor([0, 0, 2], dtype=torch.int32),
+    ...     (2, 3),
+    ... )
+    >>> rows.to("cpu").to_dense()
+    tensor([[0., 0., 0.],
+            [5., 0., 7.]])
+    """
+
+    data: Any
+    """Values, of shape ``(n_values,)``, in the dtype in which they are stored."""
+    indices: Any
+    """Gene of each value, of shape ``(n_values,)``, in the smallest unsigned dtype for the number of genes."""
+    indptr: Any
+    """First value of each row, and the number of values, of shape ``(n_rows + 1,)``."""
+    shape: tuple[int, int]
+    """Number of rows and of genes."""
+
+    def __len__(self) -> int:
+        return self.shape[0]
+
+    def _each(self, function: Callable[[Any], Any]) -> Self:
+        return replace(self, data=function(self.data), indices=function(self.indices), indptr=function(self.indptr))
+
+    def to(self, device: Any, *, non_blocking: bool = False) -> Self:  # noqa: ANN401 as PyTorch takes it
+        """Return the rows on a device; tensors only."""
+        return self._each(lambda part: part.to(device, non_blocking=non_blocking))
+
+    def pin_memory(self) -> Self:
+        """Return the rows in memory from which a GPU can copy; tensors only."""
+        return self._each(lambda part: part.pin_memory())
+
+    def to_dense(self, dtype: Any = None) -> Any:  # noqa: ANN401 a tensor
+        """Return the rows as a dense tensor, of float32 by default; tensors only."""
+        import torch
+
+        data = self.data.to(torch.float32 if dtype is None else dtype)
+        indices = self.indices.to(self.indptr.dtype)
+        with torch.sparse.check_sparse_tensor_invariants(enable=False), warnings.catch_warnings():
+            warnings.filterwarnings("ignore", "Sparse CSR tensor support is in beta state", UserWarning)
+            return torch.sparse_csr_tensor(self.indptr, indices, data, size=self.shape).to_dense()
+
+
 def batches_of(
-    loaded: Loaded, splits: Sequence[Split], dtype: np.dtype[Any] | None, to: Literal["torch", "jax"] | None
+    loaded: Loaded,
+    splits: Sequence[Split],
+    dtype: np.dtype[Any] | None,
+    to: Literal["torch", "jax"] | None,
+    *,
+    is_plain: bool,
 ) -> Iterator[dict[str, Any]]:
-    """Yield the batches of a load request; values of ``X`` have ``dtype``, or the dtype in which they are stored."""
+    """Yield the batches of a load request; values of ``X`` have ``dtype``, or the dtype in which they are stored.
+
+    Under ``is_plain``, sparse rows are plain arrays.
+    """
     rows = loaded.rows
     if isinstance(rows, CSRContainer):
         check_indptr(rows.elems[2])
@@ -34,7 +98,7 @@ def batches_of(
     first = 0
     for split in splits:
         at = loaded.places[split]
-        x = rows_at(rows, at, dtype)
+        x = rows_at(rows, at, dtype, is_plain=is_plain)
         yield {
             "X": x if to is None else in_framework(x, to),
             "obs": None if obs is None else obs.iloc[first : first + len(at)],
@@ -45,12 +109,18 @@ def batches_of(
 
 
 def rows_at(
-    rows: CSRContainer | npt.NDArray[Any], at: npt.NDArray[np.intp], dtype: np.dtype[Any] | None
-) -> sp.csr_matrix | npt.NDArray[Any]:
+    rows: CSRContainer | npt.NDArray[Any],
+    at: npt.NDArray[np.intp],
+    dtype: np.dtype[Any] | None,
+    *,
+    is_plain: bool = False,
+) -> sp.csr_matrix | CSRRows | npt.NDArray[Any]:
     """Return the rows at some places."""
     if not isinstance(rows, CSRContainer):
         return converted(rows[at], dtype)
     data, indices, indptr = _gathered(*rows.elems, at)
+    if is_plain:
+        return CSRRows(data, indices.astype(np.min_scalar_type(rows.shape[1] - 1)), indptr, (len(at), rows.shape[1]))
     values = converted(data, dtype, is_sparse=True)
     # SciPy would check and convert what is as it needs it
     result = sp.csr_matrix((len(at), rows.shape[1]), dtype=values.dtype)
@@ -92,8 +162,10 @@ def with_one_index_dtype(rows: CSRContainer) -> CSRContainer:
     return CSRContainer((data, indices.astype(dtype, copy=False), indptr.astype(dtype)), rows.shape, rows.dtype)
 
 
-def in_framework(x: sp.csr_matrix | npt.NDArray[Any], to: Literal["torch", "jax"]) -> Any:  # noqa: ANN401 a tensor or array
+def in_framework(x: sp.csr_matrix | CSRRows | npt.NDArray[Any], to: Literal["torch", "jax"]) -> Any:  # noqa: ANN401 a tensor or array
     """Return rows as a tensor or as a JAX array; a ValueError if JAX can't hold a value in its bits."""
+    if isinstance(x, CSRRows):
+        return x._each(lambda part: in_framework(part, to))
     return convert(_in_bits_of_jax(x) if to == "jax" else x, preload_to_gpu=False, to=to)
 
 

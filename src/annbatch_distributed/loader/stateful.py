@@ -125,7 +125,8 @@ class StatefulLoader(EpochLoader, Loader[Any, Any]):
     dtype
         Dtype of the values of ``X``, such as ``"float32"``. None yields the dtype of the files that the collection was
         made of by ``annbatch-distributed collect``, which stores counts in smaller dtypes, and the stored dtype of
-        other collections (default).
+        other collections (default). ``"stored"`` yields the stored dtype, and sparse rows as :class:`.CSRRows`, whose
+        indices are narrow, too.
     kwargs
         Other arguments of :class:`annbatch.Loader`.
 
@@ -135,7 +136,8 @@ class StatefulLoader(EpochLoader, Loader[Any, Any]):
         If ``batch_sampler`` is not a :class:`DistributedSampler`, ``prefetch`` is not an integer, or ``dtype`` is not a
         dtype of numbers.
     ValueError
-        If ``prefetch`` is negative, or above 0 with ``preload_to_gpu=True``, since its threads would use the GPU. If
+        If ``prefetch`` is negative, or above 0 with ``preload_to_gpu=True``, since its threads would use the GPU; or if
+        ``dtype`` is ``"stored"`` with it. If
         ``to`` is not ``"torch"``, ``"jax"`` or None.
     ImportError
         If the framework that ``to`` names is not installed.
@@ -161,7 +163,8 @@ class StatefulLoader(EpochLoader, Loader[Any, Any]):
         if to is not None and find_spec(to) is None:  # annbatch looks only if it converts the batches
             raise ImportError(f"to={to!r} requires {to}, which is not installed. Install annbatch-distributed[{to}].")
         self._options = {"prefetch": prefetch, "return_file": return_file, "dtype": dtype, **kwargs}
-        self._dtype = None if dtype is None else _number_dtype(dtype)
+        self._is_as_stored = dtype == "stored"
+        self._dtype = None if dtype is None or self._is_as_stored else _number_dtype(dtype)
         self._tells_files = return_file
         self._genes_measured: pd.DataFrame | None = None
         # frameworks may be set up for one thread only, so the thread that takes batches converts them
@@ -174,6 +177,11 @@ class StatefulLoader(EpochLoader, Loader[Any, Any]):
             raise ValueError(
                 f"preload_to_gpu must be False under prefetch={prefetch}, because its threads would use the GPU at "
                 "the same time as the training. Pass preload_to_gpu=False, and move batches in the training step."
+            )
+        if self._is_as_stored and preloads_to_gpu(self):
+            raise ValueError(
+                "preload_to_gpu must be False under dtype='stored', because CuPy has no such sparse matrices. Pass "
+                "preload_to_gpu=False, and move batches in the training step."
             )
         # by dataset number: names of the cells, which annbatch doesn't keep for datasets without columns of obs
         self._names: dict[int, pd.Index[Any]] = {}
@@ -569,7 +577,8 @@ class StatefulLoader(EpochLoader, Loader[Any, Any]):
                 yield from batches_on_gpu(self)
             else:
                 rows = loaded(self, request.rows(), self._read_rows)
-                yield from batches_of(rows, request.splits, self._dtype_of_x, self._to)
+                is_plain = self._is_as_stored
+                yield from batches_of(rows, request.splits, self._dtype_of_x, self._to, is_plain=is_plain)
         except Exception as error:
             if stores := stores_of(self):
                 error.add_note(
@@ -598,6 +607,8 @@ class StatefulLoader(EpochLoader, Loader[Any, Any]):
     @property
     def _dtype_of_x(self) -> np.dtype[Any] | None:
         """Dtype of the values of ``X``; None for the dtype in which they are stored."""
+        if self._is_as_stored:
+            return None
         if self._file_dtype[0] != (n_datasets := len(data_in(self))):
             self._file_dtype = n_datasets, file_dtype_of(self)
         return self._dtype or self._file_dtype[1]
