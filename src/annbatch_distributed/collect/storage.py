@@ -4,8 +4,8 @@ Each array is stored in shards of chunks. Each chunk ends with its checksum, chu
 attributes of an array have a digest of each of its shards. So a reader notices a chunk that has changed or is missing,
 and a check of the whole collection a shard in the place of another one.
 
-The values of cells and all strings are compressed. Labels, which are codes of categories, numbers, and the bounds of
-sparse rows aren't: they are small, and are read from the disk with the cells of a load request.
+The values of cells and all strings are compressed. Codes of categories, numbers and ``indptr`` aren't: they are small,
+and a run of cells is then read from them without decoding.
 """
 
 from __future__ import annotations

@@ -1,9 +1,9 @@
 """Damage: files of a collection that aren't stored as they were written.
 
-What can be told depends on the writer:
+What is noticed depends on the writer:
 
 =====================  ======================================  ==========================
-writer                 a changed or missing chunk              a file in another's place
+writer                 a chunk that changed or is missing      a file of another shard
 =====================  ======================================  ==========================
 ``collect``            its checksum, or the digest of a file   the digest of a file
 others                 if it can't be decoded                  nothing
