@@ -220,3 +220,15 @@ def test_ranks_may_change_twice_between_batches(make: Make) -> None:
     rest = [contents(batch) for batch in batches]
     assert rest == read(after)
     assert len(first + rest) == N_STEPS
+
+
+@every
+def test_ranks_may_change_after_the_last_batch(make: Make) -> None:
+    """The loop ends then, and the next one reads the next epoch."""
+    whole, loader, n_steps = epochs(make), make(Rank(0, 2)), 0
+    for _ in loader:
+        n_steps += 1
+        if n_steps == N_STEPS:
+            loader.reshard(Rank(0, 2))
+    assert n_steps == N_STEPS
+    assert (loader.next_epoch, read(loader)) == (1, whole[1])

@@ -136,6 +136,3 @@ class Clock[P: Place]:
     def has_rest(self, iteration: object) -> bool:
         """Return True if the ranks have changed within an iteration, and its remaining batches come next."""
         return self.was_interrupted(iteration) and not self.place.finished
-
-    def __getstate__(self) -> dict[str, Any]:
-        return vars(self) | {"_interrupted": None}
