@@ -467,6 +467,20 @@ def test_epoch_set_after_a_later_one_begins_anew() -> None:
     assert after.state_dict()["step"] == start + n_steps
 
 
+def test_loaded_epoch_is_set_again_after_later_ones() -> None:
+    """It begins where the state was loaded, which later epochs don't lead back to."""
+    before, after = mixed(n_steps=20), mixed(n_steps=14)
+    before.set_epoch(3)
+    read(before)
+    with pytest.warns(UserWarning, match="n_steps is 20"):
+        after.load_state_dict(before.state_dict(), strict=False)
+    first = after.next_epoch
+    whole = [read(after) for _ in range(3)]
+    after.set_epoch(first)
+    assert after.state_dict()["step"] == 80
+    assert read(after) == whole[0]
+
+
 def test_look_after_a_change_of_ranks_loses_nothing() -> None:
     """After a change of ranks, a look at a batch changes nothing: each cell is read once."""
     ranks = [mixed(rank, 2) for rank in range(2)]

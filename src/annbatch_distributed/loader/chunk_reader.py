@@ -26,14 +26,14 @@ import zarr
 from annbatch_distributed.core.values import Int64Array
 from annbatch_distributed.core.worker import current_worker, n_cores
 from annbatch_distributed.loader.files import StoredFile
-from annbatch_distributed.loader.shards import Shards
+from annbatch_distributed.loader.shards import Shards, verifies
 
 #: Number of files that are open at the same time, far below the limit of a process.
 _MOST_FILES = 64
 #: Bytes of chunks that are read at a time.
 _AT_A_TIME = 1 << 22
-#: Bytes that are worth another thread.
-_WORTH_A_THREAD = 1 << 18
+#: Bytes of a chunk that is worth another thread.
+_WORTH_A_THREAD = 1 << 16
 #: Number of threads by default: more are hardly faster, as the work between two reads holds the GIL.
 _MOST_THREADS = 8
 
@@ -130,6 +130,7 @@ def _read_stored(
         # pieces of the same chunk, and chunks that follow each other
         continues = _follow(chunks) | (np.diff(pieces.chunks) == 0)
         continues &= np.diff(np.cumsum(chunks.sizes) // _AT_A_TIME) == 0
+        is_verified = verifies()
         lines = [*zip(*(part.tolist() for part in (*pieces, chunks.offsets, chunks.sizes)), strict=True)]
 
         def fill(one: _Read) -> None:
@@ -138,13 +139,15 @@ def _read_stored(
             for chunk, start, stop, place, offset, size in lines[one.pieces]:
                 if chunk != decoded:
                     first = offset - one.offset
-                    rows, decoded = shards.decoded(chunk, content[first : first + size], one.file.path), chunk
+                    encoded, decoded = content[first : first + size], chunk
+                    rows = shards.decoded(chunk, encoded, one.file.path, verifies=is_verified)
                 out[place : place + stop - start] = rows[start:stop]
 
     reads = [*_reads_of(chunks, files, continues)]
     for one in reads:
         one.file.announce(one.offset, one.n_bytes)
-    _run(fill, reads)
+    # smaller chunks are decoded faster than threads can take turns
+    _run(fill, reads, _n_threads() if shards.chunk_bytes >= _WORTH_A_THREAD else 1)
 
 
 def _follow(chunks: _Chunks) -> npt.NDArray[np.bool_]:
@@ -164,10 +167,9 @@ def _reads_of(chunks: _Chunks, files: Sequence[StoredFile], continues: npt.NDArr
         yield _Read(files[file], offset, size, slice(first, end))
 
 
-def _run(fill: Callable[[_Read], None], reads: Sequence[_Read]) -> None:
-    """Run a function for each read, in several threads if there is much to read."""
-    n_bytes = sum(one.n_bytes for one in reads)
-    n_threads = min(_n_threads(), n_bytes // _WORTH_A_THREAD, len(reads))
+def _run(fill: Callable[[_Read], None], reads: Sequence[_Read], n_threads: int) -> None:
+    """Run a function for each read, in up to some threads."""
+    n_threads = min(n_threads, len(reads))
 
     def run(some: Sequence[_Read]) -> None:
         for one in some:
@@ -178,7 +180,7 @@ def _run(fill: Callable[[_Read], None], reads: Sequence[_Read]) -> None:
         return
     # about as many bytes for each thread
     ends = np.cumsum([one.n_bytes for one in reads])
-    bounds = np.searchsorted(ends, np.arange(1, n_threads) * n_bytes / n_threads)
+    bounds = np.searchsorted(ends, np.arange(1, n_threads) * ends[-1] / n_threads)
     first, *others = [reads[a:b] for a, b in pairwise([0, *bounds.tolist(), len(reads)])]
     futures = [_executor(os.getpid(), _n_threads()).submit(run, some) for some in others]
     try:

@@ -10,6 +10,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable
 from dataclasses import dataclass, field
+from functools import cached_property
 from typing import Any, Self
 
 import google_crc32c
@@ -26,8 +27,8 @@ from annbatch_distributed.loader.files import IS_SUPPORTED, Bytes, LocalFile, St
 
 #: Bytes of an entry of the index: the first byte of a chunk, and its number of bytes.
 _ENTRY = 16
-#: Bytes of the checksum after a chunk or an index.
-_CHECKSUM = 4
+#: Bytes of the checksum after a chunk or an index, and the CRC32C of any bytes that their own CRC32C follows.
+_CHECKSUM, _RESIDUE = 4, 0x48674BC7
 #: Number in the entry of a chunk that isn't stored, since all its values are the fill value.
 _MISSING = np.iinfo(np.uint64).max
 #: Decoders of codecs between ``bytes`` and ``crc32c``.
@@ -111,10 +112,15 @@ class Shards:
     def __getstate__(self) -> dict[str, Any]:
         return vars(self) | {"_indexes": {}}
 
-    @property
+    @cached_property
     def row_bytes(self) -> int:
         """Number of bytes of a row."""
         return self.dtype.itemsize * math.prod(self.row_shape)
+
+    @cached_property
+    def chunk_bytes(self) -> int:
+        """Number of bytes of the rows of a chunk."""
+        return self.chunk_size * self.row_bytes
 
     @property
     def n_chunks(self) -> int:
@@ -166,7 +172,7 @@ class Shards:
         starts, sizes = index.T
         fits = (sizes > 0) & (sizes <= end) & (starts <= end - np.minimum(sizes, end))
         if self.decode is None:
-            fits &= sizes == self.chunk_size * self.row_bytes + self.has_checksums * _CHECKSUM
+            fits &= sizes == self.chunk_bytes + self.has_checksums * _CHECKSUM
         if not (fits | is_missing).all():
             raise self._damaged_shard(
                 number, f"{file.path} is damaged: the index of its chunks doesn't fit its {file.size:,} bytes."
@@ -174,14 +180,14 @@ class Shards:
         # 4 bytes, where they are enough: it is kept for each chunk of the collection
         return np.where(is_missing[:, None], 0, index).astype(np.uint32 if end < 1 << 32 else np.uint64)
 
-    def decoded(self, number: int, encoded: Bytes, path: str) -> npt.NDArray[Any]:
+    def decoded(self, number: int, encoded: Bytes, path: str, *, verifies: bool = True) -> npt.NDArray[Any]:
         """Return the rows of a chunk of the array, from its bytes in the file ``path``.
 
         Raises a DamagedChunkError if they aren't as they were written, as far as a checksum or the decoder can tell.
         """
         content = encoded
         if self.has_checksums:
-            if _verifies() and not _is_intact(encoded):
+            if verifies and not _is_intact(encoded):
                 raise self._damaged(number, path, "its checksum is wrong")
             content = encoded[:-_CHECKSUM]
         values: Any = content
@@ -190,10 +196,10 @@ class Shards:
                 values = self.decode(content)
             except (RuntimeError, ValueError) as error:  # as numcodecs raises
                 raise self._damaged(number, path, f"it can't be decoded: {error}") from error
-        if len(values) != self.chunk_size * self.row_bytes:
+        if len(values) != self.chunk_bytes:
             raise self._damaged(number, path, f"it has {len(values):,} bytes")
-        rows: npt.NDArray[Any] = np.frombuffer(values, self.dtype).reshape(self.chunk_size, *self.row_shape)
-        return rows
+        rows: npt.NDArray[Any] = np.frombuffer(values, self.dtype)
+        return rows.reshape(self.chunk_size, *self.row_shape) if self.row_shape else rows
 
     def damage(self, number: int) -> list[DamagedChunkError]:
         """Return an error for each damaged chunk of a shard."""
@@ -255,10 +261,10 @@ def _name(option: Any) -> str | None:  # noqa: ANN401 a string, or an enum of ol
 
 
 def _is_intact(content: Bytes) -> bool:
-    """Return True if bytes end with their checksum."""
-    return bool(google_crc32c.value(content[:-_CHECKSUM]) == int.from_bytes(content[-_CHECKSUM:], "little"))
+    """Return True if bytes end with their checksum: the CRC32C of such bytes is the same for all of them."""
+    return bool(google_crc32c.value(content) == _RESIDUE)
 
 
-def _verifies() -> bool:
+def verifies() -> bool:
     """Return True unless checksums are switched off, by the setting of zarrs."""
     return bool(zarr.config.get("codec_pipeline.validate_checksums", default=True))
