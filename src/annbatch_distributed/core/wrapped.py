@@ -155,7 +155,8 @@ class _Copier(pickle.Pickler):
         if isinstance(thing, np.random.Generator) and self._rng is not None:
             self.substitutes[key] = self._rng if thing is self._own_rng else self._rng.spawn(1)[0]
             return
-        is_numpys = type(thing).__module__.partition(".")[0] == "numpy"
+        # of functions that are compiled by older versions of Cython, as in NumPy 2.3, it is no string
+        is_numpys = str(type(thing).__module__).partition(".")[0] == "numpy"
         if isinstance(thing, type) or _n_bytes(thing) >= SHARED_BYTES or (self._is_careful and not is_numpys):
             self.substitutes[key] = _shared(thing)
             return
