@@ -25,6 +25,7 @@ from tests.cli.page import check_schema
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
 
+PIPELINES = "zarrs.ZarrsCodecPipeline", "zarr.core.codec_pipeline.BatchedCodecPipeline"
 N_OBS, N_VAR = 700, 30
 RNG = np.random.default_rng(0)
 
@@ -65,6 +66,18 @@ def written(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFac
 def copied(written: Path, tmp_path: Path) -> Path:
     shutil.copytree(written, tmp_path / "cells.zarr")
     return tmp_path / "cells.zarr"
+
+
+@pytest.mark.parametrize("pipeline", PIPELINES)
+def test_collect_writes_all_chunks(pipeline: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """Also those of fill values, which zarrs leaves out."""
+    cells()[:40].write_h5ad(tmp_path / "cells.h5ad")
+    with zarr.config.set({"codec_pipeline.path": pipeline}):
+        collect(tmp_path / "cells.h5ad", tmp_path / "cells.zarr", tell=lambda _: None)
+    assert checked(tmp_path / "cells.zarr", capsys)["ok"]
+    (group,) = DatasetCollection(tmp_path / "cells.zarr", mode="r")
+    array: Any = group["obs/zero"]
+    assert array.nchunks_initialized == array.nchunks == 1
 
 
 def shards_in(path: Path) -> list[Path]:
@@ -187,7 +200,7 @@ def test_options_are_checked(copied: Path, capsys: pytest.CaptureFixture[str]) -
     assert "--jobs is the number of processes of --data" in capsys.readouterr().err
 
 
-@pytest.fixture(params=["zarrs.ZarrsCodecPipeline", "zarr.core.codec_pipeline.BatchedCodecPipeline"])
+@pytest.fixture(params=PIPELINES)
 def pipeline(request: pytest.FixtureRequest) -> Iterator[None]:
     with zarr.config.set({"codec_pipeline.path": request.param}):
         yield

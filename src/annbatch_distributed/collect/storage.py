@@ -33,6 +33,8 @@ _DENSE_CHUNK = 64
 _NAMES_CHUNK, _OTHER_CHUNK = 4_096, 256
 #: Number of shards of the values of cells: a shard is encoded in memory. Other arrays are small, and have one.
 _N_SHARDS = 16
+#: Codecs of zarr itself: zarrs leaves out chunks of fill values whatever the setting.
+_PIPELINE = "zarr.core.codec_pipeline.BatchedCodecPipeline"
 #: Names of dtypes that a user may choose.
 DTYPES = "uint8", "int16", "int32", "int64", "float32", "float64"
 #: Names of compressions, and the codecs of each.
@@ -61,7 +63,7 @@ def write_stored(path: Path, cells: ad.AnnData, storage: Storage, files: Sequenc
     # a store of its own, since other processes write theirs
     group = zarr.open_group(path, mode="w")
     with (
-        zarr.config.set({"array.write_empty_chunks": True}),
+        zarr.config.set({"array.write_empty_chunks": True, "codec_pipeline.path": _PIPELINE}),
         ad.settings.override(remove_unused_categories=False, write_csr_csc_indices_with_min_possible_dtype=True),
     ):
         write_dispatched(group, "/", cells, callback=partial(_write, storage=storage))

@@ -243,8 +243,9 @@ class Shards:
 
 def _may_be_missing(array: AsyncArray[Any]) -> bool:
     """Return True if chunks of fill values need not be stored; they are in collections of ``collect``."""
-    # older versions of zarr always read missing chunks as the fill value
-    return SHARD_DIGESTS not in array.attrs and getattr(array.config, "read_missing_chunks", True)
+    # older versions of zarr have no such setting, and always read missing chunks as the fill value
+    config = getattr(array, "config", None)
+    return SHARD_DIGESTS not in array.attrs and getattr(config, "read_missing_chunks", True)
 
 
 def _has_known_index(sharding: ShardingCodec) -> bool:

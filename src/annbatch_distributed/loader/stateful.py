@@ -727,7 +727,7 @@ def _in_place(data: Any) -> Any:  # noqa: ANN401 whatever annbatch takes
     if not isinstance(data, Array) or not zarrs_checks.is_by_zarrs(data.async_array):
         return data
     # zarrs keeps the path with which the array was opened
-    return Array(AsyncArray(metadata=data.metadata, store_path=place, config=data.async_array.config))
+    return Array(AsyncArray(metadata=data.metadata, store_path=place, config=getattr(data.async_array, "config", None)))
 
 
 def _measured_in(collection: DatasetCollection) -> pd.DataFrame:
