@@ -246,15 +246,6 @@ def test_object_storage_example_resumes_after_failure(tmp_path: Path) -> None:
     assert read.endswith(f"Including earlier batches, each of the {n_rows:,} rows was read once")
 
 
-def test_examples_run_without_zarrs() -> None:
-    """Each example checks that zarrs is installed before it uses it."""
-    texts = {path.name: path.read_text() for path in sorted((ROOT / "examples").rglob("*.py"))}
-    naming = {name for name, text in texts.items() if "zarrs.ZarrsCodecPipeline" in text}
-    assert len(naming) >= 6
-    asking = re.compile(r'if find_spec\("zarrs"\):\n +zarr\.config\.set\(')
-    assert {name for name, text in texts.items() if asking.search(text)} == naming
-
-
 def test_class_weights_example_samples_by_weight(tmp_path: Path) -> None:
     """Classes are sampled by their weights, from h5ad files of donors."""
     # shuffled cells, some without a label; a type with cells of only one donor, and a type with too few cells

@@ -14,8 +14,7 @@ from annbatch_distributed.cli import CommandError
 from annbatch_distributed.cli.collection import Cells
 from annbatch_distributed.collect.jobs import executor_of, run_each
 from annbatch_distributed.collect.problems import Problems
-from annbatch_distributed.core.values import few, plural
-from annbatch_distributed.core.worker import n_cores
+from annbatch_distributed.core.values import few, n_cores, plural
 from annbatch_distributed.loader.damage import arrays_of, cells_with, damage_in, files_of, has_checksums
 
 #: Number of names that are shown.

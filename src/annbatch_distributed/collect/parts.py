@@ -22,8 +22,7 @@ from annbatch_distributed.collect.files import File, opened, values_at
 from annbatch_distributed.collect.jobs import run_each
 from annbatch_distributed.collect.problems import Problems
 from annbatch_distributed.collect.values import Kind, blocks_of, kind_of, read_block
-from annbatch_distributed.core.values import plural
-from annbatch_distributed.core.worker import n_cores
+from annbatch_distributed.core.values import n_cores, plural
 
 #: Peak memory of a process that writes a part, in sizes of its block.
 _PEAK = 4

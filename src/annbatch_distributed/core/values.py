@@ -1,4 +1,4 @@
-"""Values from users: integers, the names of a Series, nouns of messages, and digests.
+"""Values from users and of the machine: integers, the names of a Series, nouns of messages, digests, and cores.
 
 Python and NumPy accept a bool as an integer, truncate floats, and wrap large unsigned integers to negative ones. As row
 indices, these would silently be different rows.
@@ -7,6 +7,7 @@ indices, these would silently be different rows.
 from __future__ import annotations
 
 import hashlib
+import os
 from collections.abc import Buffer, Iterable, Sequence
 from difflib import get_close_matches
 from functools import partial
@@ -166,3 +167,8 @@ def file_digest(path: Path) -> str:
     """
     with path.open("rb") as file:
         return hashlib.file_digest(file, partial(blake2b, digest_size=8)).hexdigest()
+
+
+def n_cores() -> int:
+    """Return the number of cores that this process may use, where the system tells; else the number of all."""
+    return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1

@@ -43,11 +43,6 @@ def current_worker() -> Worker | None:
     return None if info is None else Worker(info.id, info.num_workers)
 
 
-def n_cores() -> int:
-    """Return the number of cores that this process may use, where the system tells; else the number of all."""
-    return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
-
-
 class SharedFlag:
     """Flag that this process shares with the processes that it starts, in memory that a fork inherits.
 

@@ -32,6 +32,8 @@ class CSRRows:
 
     Examples
     --------
+    >>> import torch
+    >>> from annbatch_distributed.loader import CSRRows
     >>> rows = CSRRows(
     ...     torch.tensor([5, 7], dtype=torch.uint8),
     ...     torch.tensor([0, 2], dtype=torch.uint16),

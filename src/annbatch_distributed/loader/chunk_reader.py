@@ -23,8 +23,8 @@ import numpy as np
 import numpy.typing as npt
 import zarr
 
-from annbatch_distributed.core.values import Int64Array
-from annbatch_distributed.core.worker import current_worker, n_cores
+from annbatch_distributed.core.values import Int64Array, n_cores
+from annbatch_distributed.core.worker import current_worker
 from annbatch_distributed.loader.files import StoredFile
 from annbatch_distributed.loader.shards import Shards, verifies
 
