@@ -145,3 +145,12 @@ def test_mask_can_be_reset_to_all_rows() -> None:
     assert list(sampler.plan(20).selected) == [3, 5]
     sampler.mask = None
     assert sampler.plan(20).selected == Rows((range(2, 18),))
+
+
+def test_mask_that_changes_after_an_epoch_applies_to_the_next() -> None:
+    """The epoch has ended, so the next one is read, and not its first part again."""
+    sampler = DistributedSampler(RandomSampler(4, 2, 4), dist_info=Rank(0, 1), seed=0)
+    assert len([*sampler.sample(48)]) == 6
+    sampler.mask = slice(0, 24)
+    assert (sampler.next_epoch, sampler.plan(48).epoch) == (1, 1)
+    assert len([*sampler.sample(48)]) == 3
