@@ -165,13 +165,17 @@ def test_damage_of_names_concerns_all_cells(copied: Path, capsys: pytest.Capture
     assert (line["array"], line["start"], line["stop"]) == ("obs/kind/categories", 0, N_OBS)
 
 
-def test_command_prints_damage_of_a_large_table(copied: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    """In several processes, as lines."""
+def test_command_prints_damage_of_a_large_table(
+    copied: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """In several processes, as lines, also for a relative path."""
     (file,) = shards_in(copied / "dataset_0" / "obs" / "zero")
     content = file.read_bytes()
     # the second chunk has the cells 256 to 511
     file.write_bytes(content[:3000] + bytes([content[3000] ^ 1]) + content[3001:])
-    assert main(["check", str(copied), "--data", "--jobs", "2"]) == 1
+    monkeypatch.chdir(copied.parent)
+    file = file.relative_to(copied.parent)
+    assert main(["check", copied.name, "--data", "--jobs", "2"]) == 1
     lines = capsys.readouterr().out.splitlines()
     assert lines == [
         f"dataset_0/obs/zero, cells 256 to 511: {file} is damaged: chunk 1: its checksum is wrong.",

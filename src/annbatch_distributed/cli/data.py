@@ -30,22 +30,21 @@ def run(options: Namespace) -> int:
     files = [(name, stored) for name, group in groups.items() for stored in files_of(group)]
     # arrays of which a change may go unnoticed
     unknown = {
-        f"{name}/{array.path.removeprefix(f'{group.path}/')}"
-        for name, group in groups.items()
-        for array in arrays_of(group)
+        f"{dataset}/{name}"
+        for dataset, group in groups.items()
+        for name, array in arrays_of(group)
         if not has_checksums(array)
     }
     lines = list[dict[str, Any]]()
     try:
         with executor_of(options.jobs or n_cores(), None) as executor:
             found = run_each(damage_in, [stored for _, stored in files], executor)
-            for number, damages in tqdm(found, "files", len(files), disable=None if not options.json else True):
-                name, stored = files[number]
-                group = groups[name]
-                array = Path(stored.folder).relative_to(Path(options.path).absolute() / group.path).as_posix()
+            for number, damages in tqdm(found, "files", len(files), disable=True if options.json else None):
+                dataset, stored = files[number]
                 for damage in damages:
-                    cells = cells_with(damage, array, group)
-                    lines.append({"dataset": name, "array": array, **cells._asdict(), "problem": damage.problem})
+                    cells = cells_with(damage, stored.array, groups[dataset])
+                    about = {"dataset": dataset, "array": stored.array}
+                    lines.append({**about, **cells._asdict(), "problem": damage.problem})
     except Problems as problems:
         raise CommandError(*problems.args, code=1) from problems
     lines.sort(key=lambda line: (line["dataset"], line["array"], line["start"]))

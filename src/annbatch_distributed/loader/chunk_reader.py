@@ -6,7 +6,7 @@
 3. Each chunk is verified and decoded, and its wanted rows are copied to their places, in the dtype of the output. Parts
    of runs of an array without codecs are read straight to their places instead.
 
-Reading and decoding don't hold the GIL, so several threads do it at the same time.
+Reading and decoding don't hold the GIL, so several threads decode large chunks at the same time.
 """
 
 from __future__ import annotations
@@ -192,7 +192,7 @@ def _run(fill: Callable[[_Read], None], reads: Sequence[_Read], n_threads: int) 
 
 
 def _n_threads() -> int:
-    """Return the number of threads that decode: as many as zarr may use, or one in a worker of a DataLoader."""
+    """Return the largest number of decoding threads: the limit of zarr, or 1 in a worker of a DataLoader."""
     most: int | None = zarr.config.get("threading.max_workers")
     return most or (1 if current_worker() else min(_MOST_THREADS, n_cores()))
 

@@ -12,7 +12,7 @@ others                 if it can't be decoded                  nothing
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from functools import cache
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -28,6 +28,8 @@ from annbatch_distributed.loader.shards import Shards
 class Stored(NamedTuple):
     """File of an array, or all files of one that only zarr can read."""
 
+    array: str
+    """Name of the array in its dataset."""
     folder: str
     """Path of the array."""
     number: int | None
@@ -53,19 +55,18 @@ class Cells(NamedTuple):
 
 def files_of(group: Group) -> Iterator[Stored]:
     """Yield the files of the arrays of a dataset on a local disk."""
-    for array in arrays_of(group):
-        folder = str(_folder(array))
+    for name, array in arrays_of(group):
+        numbers: Iterable[int | None] = range(-(-array.shape[0] // _rows_of_file(array)))
         if SHARD_DIGESTS not in array.attrs and Shards.of(array.async_array) is None:
-            yield Stored(folder, None)
-        else:
-            yield from (Stored(folder, number) for number in range(-(-array.shape[0] // _rows_of_file(array))))
+            numbers = [None]
+        yield from (Stored(name, str(_folder(array)), number) for number in numbers)
 
 
-def arrays_of(group: Group) -> Iterator[Array[Any]]:
-    """Yield the arrays of a group and of the groups in it, by name; single values only tell what is absent."""
-    for _, member in sorted(group.members(max_depth=None)):
+def arrays_of(group: Group) -> Iterator[tuple[str, Array[Any]]]:
+    """Yield the name and the array of each array of a dataset; single values only tell what is absent."""
+    for name, member in sorted(group.members(max_depth=None)):
         if isinstance(member, Array) and member.shape:
-            yield member
+            yield name, member
 
 
 def damage_in(stored: Stored) -> list[Damage]:
@@ -97,7 +98,7 @@ def _unreadable(array: Array[Any]) -> list[Damage]:
         array[...]
     except Exception as error:  # noqa: BLE001 codecs raise many types
         problem = f"{_folder(array)} is damaged: {type(error).__name__}: {error}."
-        return [Damage(problem, 0, array.shape[0] if array.ndim else 1)]
+        return [Damage(problem, 0, array.shape[0])]
     return []
 
 

@@ -64,7 +64,7 @@ class _Cells:
         except DamagedChunkError as error:
             # (rows,): the first value of each row, and the first of the next one
             starts, stops = (rows, rows + 1) if self.indptr is None else (self.indptr[rows], self.indptr[rows + 1])
-            raise explained(error, self.number, rows[(starts < error.stop) & (stops > error.start)]) from error
+            raise _explained(error, self.number, rows[(starts < error.stop) & (stops > error.start)]) from error
 
 
 class LocalReader:
@@ -138,11 +138,11 @@ def _opened(arrays: Sequence[Array[Any]], number: int) -> _Cells | None:
     try:
         chunk_reader.read(last, *all_rows, indptr)
     except DamagedChunkError as error:
-        raise explained(error, number, np.arange(error.start, min(error.stop, last.n_rows - 1))) from error
+        raise _explained(error, number, np.arange(error.start, min(error.stop, last.n_rows - 1))) from error
     return _Cells(number, tuple(values), indptr)
 
 
-def explained(error: DamagedChunkError, number: int, rows: Int64Array) -> OSError:
+def _explained(error: DamagedChunkError, number: int, rows: Int64Array) -> OSError:
     """Return an error about a damaged chunk that has values of some rows of a dataset."""
     return OSError(
         f"{error} It has values of the cells {few(list(map(str, rows[:9])), 8)} of dataset {number}, which are not "
