@@ -371,7 +371,9 @@ def test_batches_tell_which_genes_were_measured(tmp_path: Path, capsys: pytest.C
     files = [of_obs(tmp_path, "one", genes="abcd"), of_obs(tmp_path, "two", genes="cdef")]
     said(capsys, "collect", *files, "--out", tmp_path / "cells.zarr")
     collection = DatasetCollection(tmp_path / "cells.zarr", mode="r")
-    loader = StatefulLoader.from_collection(collection, dist_info=Rank(0, 1), batch_size=8, return_file=True)
+    loader = StatefulLoader.from_collection(
+        collection, dist_info=Rank(0, 1), batch_size=8, return_file=True, names=True
+    )
     assert list(loader.genes_measured.index) == list(map(str, files))
     n_cells = 0
     for batch in loader:

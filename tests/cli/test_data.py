@@ -171,14 +171,13 @@ def test_command_prints_damage_of_a_large_table(
     """In several processes, as lines, also for a relative path."""
     (file,) = shards_in(copied / "dataset_0" / "obs" / "zero")
     content = file.read_bytes()
-    # the second chunk has the cells 256 to 511
     file.write_bytes(content[:3000] + bytes([content[3000] ^ 1]) + content[3001:])
     monkeypatch.chdir(copied.parent)
     file = file.relative_to(copied.parent)
     assert main(["check", copied.name, "--data", "--jobs", "2"]) == 1
     lines = capsys.readouterr().out.splitlines()
     assert lines == [
-        f"dataset_0/obs/zero, cells 256 to 511: {file} is damaged: chunk 1: its checksum is wrong.",
+        f"dataset_0/obs/zero, cells 0 to 699: {file} is damaged: chunk 0: its checksum is wrong.",
         f"1 damaged part in {len(shards_in(copied))} files. Copy these files again, or write the collection again.",
     ]
 

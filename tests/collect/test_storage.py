@@ -168,7 +168,7 @@ def test_dense_files_stay_dense_where_that_takes_less_space(
     assert ("stored as dense" in lines[-1]) == is_dense
     read, _ = collected(collection)
     np.testing.assert_array_equal(read.loc[obs.index], values)
-    loader = StatefulLoader.from_collection(collection, dist_info=Rank(0, 1), batch_size=32)
+    loader = StatefulLoader.from_collection(collection, dist_info=Rank(0, 1), batch_size=32, names=True)
     assert {(type(batch["X"]), batch["X"].dtype) for batch in loader} == {
         (np.ndarray if is_dense else sp.csr_matrix, np.dtype("float32"))
     }
@@ -204,7 +204,7 @@ def test_annbatch_adds_files_to_a_collection(tmp_path: Path) -> None:
         np.testing.assert_array_equal(values.loc[[f"{name}-{row}" for row in range(len(own))]], own)
     loader = annbatch.Loader(batch_size=16, chunk_size=16, preload_nchunks=2, preload_to_gpu=False)
     assert sum(batch["X"].shape[0] for batch in loader.use_collection(opened)) == 70
-    options: dict[str, Any] = {"dist_info": Rank(0, 1), "batch_size": 8}
+    options: dict[str, Any] = {"dist_info": Rank(0, 1), "batch_size": 8, "names": True}
     killed = StatefulLoader.from_collection(opened, **options)
     read = [batch["obs"].index for batch, _ in zip(killed, range(4), strict=False)]
     resumed = StatefulLoader.from_collection(opened, **options)

@@ -208,12 +208,13 @@ def test_other_cells_are_read_by_annbatch(layout: str, pipeline: str, tmp_path: 
         check_same(batches, list(theirs))
 
 
-def test_annbatch_reads_all_datasets_of_a_request_or_none(tmp_path: Path) -> None:
-    """If one dataset of a load request can't be read here, annbatch reads all of it."""
-    ours, _ = loaders([dense(tmp_path), *in_memory_of_zarr(tmp_path)])
+def test_annbatch_reads_all_datasets_or_none(tmp_path: Path) -> None:
+    """If one dataset can't be read here, annbatch reads all of them."""
+    ours, _ = loaders([dense(tmp_path)])
     rows, reader = np.array([3, 4, 9]), LocalReader()
     np.testing.assert_array_equal(reader.read(ours, {0: rows}), FLOATS[rows])
-    assert reader.read(ours, {1: rows}) is reader.read(ours, {0: rows, 1: rows}) is None
+    ours.add_datasets(in_memory_of_zarr(tmp_path))
+    assert reader.read(ours, {0: rows}) is reader.read(ours, {1: rows}) is None
 
 
 def test_dataset_of_another_dtype_that_is_added_later_is_converted(tmp_path: Path) -> None:

@@ -60,7 +60,7 @@ def ranks(
     collection: DatasetCollection, n_ranks: int = 2, remainder: str = "drop", **options: Any
 ) -> list[StatefulLoader]:
     sets = sets_of(collection, remainder=remainder)
-    defaults = {"batch_size": 2, "return_index": True, "sets": sets}
+    defaults = {"batch_size": 2, "return_index": True, "sets": sets, "names": True}
     return [
         StatefulLoader.from_collection(collection, dist_info=Rank(rank, n_ranks), **defaults | options)
         for rank in range(n_ranks)

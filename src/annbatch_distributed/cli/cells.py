@@ -45,7 +45,7 @@ def loader_of(options: Namespace, state: Any, cells: Cells) -> StatefulLoader:  
         n_ranks = _n_ranks(options, position)
         sampler = _sampler(options, cells, position, identity)
         loader = StatefulLoader(batch_sampler=sampler, return_index=True, preload_to_gpu=False)
-        loader.use_collection(cells.collection)
+        loader.use_collection(cells.collection, names=False)
         loader.load_state_dict(_with_seed(_of_store(state, loader)))
         # after loading, as another epoch may run on ranks that can't resume the epoch of the state
         with loader._cursor.resharded(Rank(0, n_ranks)):

@@ -203,7 +203,7 @@ def as_rank(options: Namespace, mask: Any, rank: int, meet: Meet) -> None:  # no
         return_index=True,
         preload_to_gpu=False,
         prefetch=options.prefetch,
-    ).use_collection(Cells(options.path).collection)
+    ).use_collection(Cells(options.path).collection, names=False)
     meet("ready")  # so that all ranks read at the same time
     for epoch in range(options.epoch, options.epoch + options.epochs):
         loader.set_epoch(epoch)

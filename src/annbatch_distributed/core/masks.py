@@ -9,8 +9,10 @@
 
 from __future__ import annotations
 
+from bisect import bisect_right
 from collections.abc import Sequence
 from dataclasses import dataclass
+from itertools import pairwise
 from reprlib import repr as shortened
 from typing import TYPE_CHECKING, Any, Protocol, cast
 
@@ -18,39 +20,62 @@ import numpy as np
 import numpy.typing as npt
 
 from annbatch_distributed.core.rows import Rows
-from annbatch_distributed.core.values import BOUND, MOST_LISTED, IntArray, digest, integer, names_of
+from annbatch_distributed.core.values import BOUND, MOST_LISTED, Int64Array, IntArray, digest, integer, names_of
 
 if TYPE_CHECKING:
     import pandas as pd
 
 
-def check_names(what: str, names: pd.Index[Any], cells: Sequence[pd.Index[Any]]) -> None:
+#: Number of names that are compared at a time.
+_AT_A_TIME = 1 << 20
+
+
+class AnyNames(Protocol):
+    """Names of cells: an index of pandas, or names that are read when they are asked for."""
+
+    def __len__(self) -> int: ...
+    def __getitem__(self, rows: slice | Int64Array, /) -> pd.Index[Any]: ...
+
+
+def check_names(what: str, names: pd.Index[Any], cells: Sequence[AnyNames]) -> None:
     """Raise a ValueError unless names are equal to the ``obs_names`` of all datasets, in order.
 
     Repeated names are compared one by one, too. A different number of names is not checked here.
     """
-    if len(names) == sum(map(len, cells)) and (difference := first_difference(names, cells)) is not None:
+    if len(names) == sum(map(len, cells)) and (difference := first_difference([names], cells)) is not None:
         raise ValueError(_difference(what, names, cells, *difference))
 
 
-def first_difference(names: pd.Index[Any], cells: Sequence[pd.Index[Any]]) -> tuple[int, object, object] | None:
-    """Return the first row where names differ from the datasets' names, and both names; None if all are equal."""
-    # by dataset, since joining the names of 10^8 cells takes memory and time
-    first = 0
-    for expected in cells:
-        part = names[first : first + len(expected)]
-        if not part.equals(expected):
-            place = int(np.flatnonzero(np.asarray(part, dtype=object) != np.asarray(expected, dtype=object))[0])
-            return first + place, part[place], expected[place]
-        first += len(expected)
+def first_difference(ours: Sequence[AnyNames], theirs: Sequence[AnyNames]) -> tuple[int, object, object] | None:
+    """Return the first row where names of two collections differ, and both names; None if all are equal.
+
+    Each is given as the names of its datasets. They must have as many names.
+    """
+    # in parts that are within one dataset of each, since joining the names of 10^8 cells takes memory and time
+    bounds = [np.cumsum([0, *map(len, names)]).tolist() for names in (ours, theirs)]
+    steps = {*bounds[0], *bounds[1], *range(0, bounds[0][-1], _AT_A_TIME)}
+    for start, stop in pairwise(sorted(steps)):
+        own, expected = (
+            _part(names, own_bounds, start, stop) for names, own_bounds in zip((ours, theirs), bounds, strict=True)
+        )
+        if not own.equals(expected):
+            place = int(np.flatnonzero(np.asarray(own, dtype=object) != np.asarray(expected, dtype=object))[0])
+            return start + place, own[place], expected[place]
     return None
 
 
+def _part(names: Sequence[AnyNames], bounds: Sequence[int], start: int, stop: int) -> pd.Index[Any]:
+    """Return some names within one dataset; ``bounds`` are those of the datasets."""
+    number = bisect_right(bounds, start) - 1
+    return names[number][start - bounds[number] : stop - bounds[number]]
+
+
 def _difference(
-    what: str, names: pd.Index[Any], cells: Sequence[pd.Index[Any]], row: int, name: object, expected: object
+    what: str, names: pd.Index[Any], cells: Sequence[AnyNames], row: int, name: object, expected: object
 ) -> str:
     # joined only for the message
-    known = cells[0].append(list(cells[1:]))
+    first, *others = (own[:] for own in cells)
+    known = first.append(others)
     foreign = names[~names.isin(known)]
     if len(foreign):
         problem = f"has {len(foreign):,} names that no cell of the collection has, such as {foreign[0]!r}"

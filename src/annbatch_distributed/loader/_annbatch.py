@@ -11,6 +11,7 @@ from collections import OrderedDict
 from collections.abc import Callable, Collection, Coroutine, Generator, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
+from functools import partial
 from typing import TYPE_CHECKING, Any
 
 import anndata as ad
@@ -23,6 +24,7 @@ from annbatch.utils import CSRContainer
 from zarr import Array, AsyncArray
 from zarr.core.sync import sync  # as annbatch runs what it reads
 
+from annbatch_distributed.core.masks import AnyNames
 from annbatch_distributed.core.state import listed
 from annbatch_distributed.core.values import FILE_DTYPE, Int64Array, digest
 
@@ -47,7 +49,7 @@ def obs_of(loader: Loader[Any, Any]) -> list[pd.DataFrame]:
     return loader._obs or []
 
 
-def collection_of(loader: Loader[Any, Any], names: Sequence[pd.Index[Any]] | None) -> dict[str, Any]:
+def collection_of(loader: Loader[Any, Any], names: Sequence[AnyNames] | None) -> dict[str, Any]:
     """Return the identity of the datasets and cells of a loader, as JSON.
 
     ``names`` are the names of the cells of each dataset. The identity has the shapes of the datasets, the first name,
@@ -156,24 +158,37 @@ class Loaded:
     rows: CSRContainer | npt.NDArray[Any]
     places: npt.NDArray[np.intp]
     """Place of each row of the request."""
-    obs: pd.DataFrame | None
+    obs: Callable[[npt.NDArray[np.intp]], pd.DataFrame | None]
+    """Function that returns the labels of rows at some places."""
     var: pd.DataFrame | None
     index: npt.NDArray[Any] | None
+
+
+def obs_at(
+    loader: Loader[Any, Any], rows_of: OrderedDict[int, Int64Array], places: npt.NDArray[np.intp]
+) -> pd.DataFrame | None:
+    """Return the labels of rows of each dataset that are in memory, at some places among these rows."""
+    obs = loader._maybe_accumulate_obs(rows_of)
+    return None if obs is None else obs.iloc[places]
 
 
 def loaded(
     loader: Loader[Any, Any],
     rows: Int64Array,
+    obs_at: Callable[[OrderedDict[int, Int64Array], npt.NDArray[np.intp]], pd.DataFrame | None],
     read: Callable[[OrderedDict[int, Int64Array]], Coroutine[Any, Any, CSRContainer | npt.NDArray[Any]]],
 ) -> Loaded:
-    """Return the rows of a load request; ``read`` reads the rows of each dataset, by its number."""
+    """Return the rows of a load request; ``read`` reads the rows of each dataset, by its number.
+
+    ``obs_at`` returns the labels of these rows at some places among them.
+    """
     requested: Any = loader._requests_to_dataset_rows(rows)  # annotated without the order
     rows_of, order = requested
     # rows in the order 2 0 1 have the places 1 2 0
     places = np.empty(len(order), dtype=np.intp)
     places[order] = np.arange(len(order))
-    obs, index = loader._maybe_accumulate_obs(rows_of), loader._maybe_accumulate_indices(rows_of)
-    return Loaded(sync(read(rows_of)), places, obs, loader._var, index)
+    index = loader._maybe_accumulate_indices(rows_of)
+    return Loaded(sync(read(rows_of)), places, partial(obs_at, rows_of), loader._var, index)
 
 
 def batches_on_gpu(loader: Loader[Any, Any]) -> Iterator[Any]:

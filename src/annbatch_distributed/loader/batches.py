@@ -96,7 +96,7 @@ def batches_of(
         check_indptr(rows.elems[2])
         rows = with_one_index_dtype(rows)
     # a table of all batches, whose slices are cheap: pandas takes long to gather rows, however few
-    obs = None if loaded.obs is None else loaded.obs.iloc[loaded.places[np.concatenate([[], *splits]).astype(np.intp)]]
+    obs = loaded.obs(loaded.places[np.concatenate([[], *splits]).astype(np.intp)])
     first = 0
     for split in splits:
         at = loaded.places[split]

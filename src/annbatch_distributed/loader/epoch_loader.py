@@ -22,7 +22,7 @@ from annbatch.compat import IterableDataset  # type: ignore[attr-defined]  # not
 from annbatch_distributed import checks
 from annbatch_distributed.checks import Description, Gather, Read, Reading, Tally, Timeout
 from annbatch_distributed.core.epochs import StepSelection
-from annbatch_distributed.core.masks import check_names
+from annbatch_distributed.core.masks import AnyNames, check_names
 from annbatch_distributed.core.request import Marks, Request
 from annbatch_distributed.core.state import Position, check_identity
 from annbatch_distributed.core.stream import Pass
@@ -104,7 +104,7 @@ class EpochLoader(Waits, IterableDataset, ABC):  # type: ignore[type-arg]  # wit
 
     @property
     @abstractmethod
-    def _cells(self) -> tuple[pd.Index[Any], ...] | None:
+    def _cells(self) -> tuple[AnyNames, ...] | None:
         """Names of the cells of each dataset; None if a dataset has no names."""
 
     @property
@@ -162,8 +162,8 @@ class EpochLoader(Waits, IterableDataset, ABC):  # type: ignore[type-arg]  # wit
 
     def _check_names(self) -> None:
         """Raise if an argument has the names of the cells in a different order."""
-        cells, cursor = self._cells, self._cursor
-        if cells is not None:
+        cursor = self._cursor
+        if cursor.names and (cells := self._cells) is not None:
             for what, own in cursor.names.items():
                 check_names(what, own, cells)
             cursor.names = {}

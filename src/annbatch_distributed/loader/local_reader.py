@@ -6,7 +6,7 @@ decoding them. Most of it is Python code, which holds the GIL, so prefetching de
 rows are joined to runs, runs of rows of a CSR matrix become runs of its values, and :mod:`chunk_reader` reads them.
 
 annbatch reads everything else: data in memory or in remote stores, arrays that :mod:`shards` doesn't know, and datasets
-of different dtypes.
+of different dtypes. If it must read one dataset of a loader, it reads all of them.
 """
 
 from __future__ import annotations
@@ -19,15 +19,18 @@ import numpy as np
 import numpy.typing as npt
 from annbatch.utils import CSRContainer
 
-from annbatch_distributed.core.rows import runs
-from annbatch_distributed.core.values import Int64Array, few
+from annbatch_distributed.core.values import Int64Array
 from annbatch_distributed.loader import chunk_reader
-from annbatch_distributed.loader._annbatch import have_one_dtype, room_for, stored_arrays
+from annbatch_distributed.loader._annbatch import data_in, have_one_dtype, room_for, stored_arrays
+from annbatch_distributed.loader.columns import Chunking, Column, bounds_of
 from annbatch_distributed.loader.shards import DamagedChunkError, Shards
 
 if TYPE_CHECKING:
     from annbatch import Loader
     from zarr import Array
+
+#: Where the values of some rows begin and end.
+type _Bounds = tuple[Int64Array, Int64Array]
 
 
 @dataclass(frozen=True)
@@ -38,41 +41,75 @@ class _Cells:
     """Number of the dataset."""
     arrays: tuple[Shards, ...]
     """One array of rows; or ``data`` and ``indices`` of a CSR matrix."""
-    indptr: npt.NDArray[Any] | None
-    """``indptr`` of a CSR matrix, in memory; None for an array of rows."""
+    indptr: Shards | None
+    """``indptr`` of a CSR matrix; None for an array of rows."""
 
-    def runs(self, rows: Int64Array) -> tuple[Int64Array, Int64Array]:
-        """Return the starts and stops of runs of rows, or of their values; a ValueError if ``indptr`` is damaged."""
-        starts, stops = runs(rows)
-        if self.indptr is None:
-            return starts, stops
-        # for indptr 0 3 3 5, the rows 1:3 are the values 3:5
-        starts, stops = (self.indptr[bounds].astype(np.int64) for bounds in (starts, stops))
+    def read(self, rows: Int64Array, bounds: _Bounds | None, outs: tuple[npt.NDArray[Any], ...]) -> None:
+        """Read rows into ``outs``; an OSError if they are damaged."""
+        # (rows,): the first value of each row, and the first of the next one
+        starts, stops = (rows, rows + 1) if bounds is None else bounds
+        # consecutive rows are one run of values, also if some have none
+        breaks = np.flatnonzero(np.diff(rows) != 1) + 1
+        run_starts, run_stops = starts[np.append(0, breaks)], stops[np.append(breaks, len(rows)) - 1]
+        try:
+            for array, out in zip(self.arrays, outs, strict=True):
+                chunk_reader.read(array, run_starts, run_stops, out)
+        except DamagedChunkError as error:
+            raise error.of_cells(self.number, rows[(starts < error.stop) & (stops > error.start)]) from error
+
+    def check(self, bounds: _Bounds) -> None:
+        """Raise a ValueError if ``indptr`` is damaged."""
+        starts, stops = bounds
         n_values = min(array.n_rows for array in self.arrays)
         if starts.min() < 0 or (stops < starts).any() or stops.max() > n_values:
             raise ValueError(
                 f"indptr of dataset {self.number} is damaged: it has rows up to the value {int(stops.max()):,} of "
                 f"{n_values:,}. Write the collection again."
             )
-        return starts, stops
 
-    def read(self, rows: Int64Array, runs: tuple[Int64Array, Int64Array], outs: tuple[npt.NDArray[Any], ...]) -> None:
-        """Read rows into ``outs``; an OSError if they are damaged."""
-        try:
-            for array, out in zip(self.arrays, outs, strict=True):
-                chunk_reader.read(array, *runs, out)
-        except DamagedChunkError as error:
-            # (rows,): the first value of each row, and the first of the next one
-            starts, stops = (rows, rows + 1) if self.indptr is None else (self.indptr[rows], self.indptr[rows + 1])
-            raise _explained(error, self.number, rows[(starts < error.stop) & (stops > error.start)]) from error
+
+class _Pointers:
+    """``indptr`` of all datasets: read with the rows where its chunks are small, or else in memory."""
+
+    def __init__(self, parts: Sequence[Shards]) -> None:
+        self._parts = parts
+        self._column = Column.of(parts)
+        if self._column is not None:
+            self._chunking = Chunking(self._column.chunk_size, [part.n_rows for part in parts])
+        # by dataset, if in memory
+        self._held: dict[int, npt.NDArray[Any]] = {}
+
+    def bounds(self, rows_of: Mapping[int, Int64Array]) -> dict[int, _Bounds]:
+        """Return where the values of rows of each dataset begin and end."""
+        if self._column is None:
+            held = {number: self._indptr(number) for number in rows_of}
+            return {number: (held[number][rows], held[number][rows + 1]) for number, rows in rows_of.items()}
+        # the entries of rows, then of the rows after them
+        entries = {number: np.concatenate([rows, rows + 1]) for number, rows in rows_of.items()}
+        values = self._column.read(self._chunking.places(entries)).astype(np.int64, copy=False)
+        ends = np.cumsum([len(own) for own in entries.values()])
+        parts = (own.reshape(2, -1) for own in np.split(values, ends[:-1]))
+        return {number: (starts, stops) for number, (starts, stops) in zip(rows_of, parts, strict=True)}
+
+    def _indptr(self, number: int) -> npt.NDArray[Any]:
+        """Return ``indptr`` of a dataset, in memory; an OSError if it is damaged."""
+        if (known := self._held.get(number)) is None:
+            part = self._parts[number]
+            known = np.empty(part.n_rows, np.int64)
+            try:
+                chunk_reader.read(part, np.array([0]), np.array([part.n_rows]), known)
+            except DamagedChunkError as error:
+                raise error.of_cells(number, np.arange(error.start, min(error.stop, part.n_rows - 1))) from error
+            self._held[number] = known
+        return known
 
 
 class LocalReader:
     """Reader of the datasets of a loader that are on a local disk."""
 
     def __init__(self) -> None:
-        # by the number of a dataset; None if only annbatch can read it
-        self._cells: dict[int, _Cells | None] = {}
+        # the number of datasets; the datasets, or None if only annbatch can read them; and indptr of sparse ones
+        self._opened: tuple[int, list[_Cells] | None, _Pointers | None] = (0, None, None)
 
     def read(
         self, loader: Loader[Any, Any], rows_of: Mapping[int, Int64Array]
@@ -94,57 +131,38 @@ class LocalReader:
         """
         if not have_one_dtype(loader):
             return None
-        datasets = [cells for number in rows_of if (cells := self._cells_of(loader, number)) is not None]
-        if len(datasets) < len(rows_of):
+        if self._opened[0] != (n_datasets := len(data_in(loader))):
+            self._opened = n_datasets, *_opened([stored_arrays(loader, number) for number in range(n_datasets)])
+        _, datasets, pointers = self._opened
+        if datasets is None:
             return None
-        runs = [cells.runs(rows) for cells, rows in zip(datasets, rows_of.values(), strict=True)]
+        bounds = {} if pointers is None else pointers.bounds(rows_of)
+        for number, own in bounds.items():
+            datasets[number].check(own)
+        lengths = [stops - starts for starts, stops in bounds.values()]
+        n_each = [len(rows) for rows in rows_of.values()] if pointers is None else [int(own.sum()) for own in lengths]
         # one array for all datasets, of which each dataset fills its part
-        bounds = np.cumsum([0, *(int((stops - starts).sum()) for starts, stops in runs)]).tolist()
         values = datasets[0].arrays[0]
-        data = room_for(loader, (bounds[-1], *values.row_shape), values.dtype.newbyteorder("="))
-        is_sparse = datasets[0].indptr is not None
-        indices = room_for(loader, (bounds[-1],), np.dtype(np.int32)) if is_sparse else None
-        for cells, rows, own, part in zip(
-            datasets, rows_of.values(), runs, map(slice, bounds, bounds[1:]), strict=True
-        ):
-            cells.read(rows, own, (data[part],) if indices is None else (data[part], indices[part]))
+        data = room_for(loader, (sum(n_each), *values.row_shape), values.dtype.newbyteorder("="))
+        indices = None if pointers is None else room_for(loader, (sum(n_each),), np.dtype(np.int32))
+        for (number, rows), (first, end) in zip(rows_of.items(), bounds_of(n_each), strict=True):
+            outs = (data[first:end],) if indices is None else (data[first:end], indices[first:end])
+            datasets[number].read(rows, bounds.get(number), outs)
         if indices is None:
             return data
-        lengths = [
-            cells.indptr[rows + 1].astype(np.int64) - cells.indptr[rows].astype(np.int64)
-            for cells, rows in zip(datasets, rows_of.values(), strict=True)
-            if cells.indptr is not None
-        ]
         # rows of 3, 0 and 2 values have the indptr 0 3 3 5
         indptr = np.concatenate([[0], *lengths]).cumsum()
         return CSRContainer((data, indices, indptr), (len(indptr) - 1, loader.n_var), data.dtype)
 
-    def _cells_of(self, loader: Loader[Any, Any], number: int) -> _Cells | None:
-        """Return a dataset of a loader; None if only annbatch can read it."""
-        if number not in self._cells:
-            self._cells[number] = _opened(stored_arrays(loader, number), number)
-        return self._cells[number]
 
-
-def _opened(arrays: Sequence[Array[Any]], number: int) -> _Cells | None:
-    """Return a dataset of some arrays; None if only annbatch can read it."""
-    known = [shards for array in arrays if (shards := Shards.of(array.async_array)) is not None]
-    if not arrays or len(known) < len(arrays):
-        return None
-    *values, last = known
-    if not values:
-        return _Cells(number, (last,), None)
-    indptr, all_rows = np.empty(last.n_rows, last.dtype.newbyteorder("=")), (np.array([0]), np.array([last.n_rows]))
-    try:
-        chunk_reader.read(last, *all_rows, indptr)
-    except DamagedChunkError as error:
-        raise _explained(error, number, np.arange(error.start, min(error.stop, last.n_rows - 1))) from error
-    return _Cells(number, tuple(values), indptr)
-
-
-def _explained(error: DamagedChunkError, number: int, rows: Int64Array) -> OSError:
-    """Return an error about a damaged chunk that has values of some rows of a dataset."""
-    return OSError(
-        f"{error} It has values of the cells {few(list(map(str, rows[:9])), 8)} of dataset {number}, which are not "
-        "read. Copy the file again from where it is intact, or write the collection again."
-    )
+def _opened(datasets: Sequence[Sequence[Array[Any]]]) -> tuple[list[_Cells] | None, _Pointers | None]:
+    """Return datasets of some arrays, and ``indptr`` of sparse ones; None if only annbatch can read them."""
+    cells = list[_Cells]()
+    for number, arrays in enumerate(datasets):
+        known = [shards for array in arrays if (shards := Shards.of(array.async_array)) is not None]
+        if not arrays or len(known) < len(arrays) or any(shards.dtype == object for shards in known):
+            return None, None
+        *values, last = known
+        cells.append(_Cells(number, tuple(values), last) if values else _Cells(number, (last,), None))
+    indptr = [own.indptr for own in cells if own.indptr is not None]
+    return cells, _Pointers(indptr) if indptr else None

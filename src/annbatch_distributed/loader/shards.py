@@ -1,7 +1,8 @@
 """Shards of an array on a local disk: where its chunks are, and how one is verified and decoded.
 
 Known are the arrays of ``collect``, annbatch and anndata: chunks of whole rows, in shards or not, whose codecs are
-``bytes``, then at most one of ``blosc`` and ``zstd``, then at most ``crc32c``. zarr's own reader makes several objects
+``bytes``, then at most one of ``blosc`` and ``zstd``, then at most ``crc32c``; and the strings of ``collect``, whose
+codecs are ``vlen-utf8``, then at most ``crc32c``. zarr's own reader makes several objects
 for each run of rows, and zarrs doesn't verify the checksums of chunks within a shard.
 """
 
@@ -17,12 +18,12 @@ import google_crc32c
 import numpy as np
 import numpy.typing as npt
 import zarr
-from numcodecs import Blosc, Zstd
+from numcodecs import Blosc, VLenUTF8, Zstd
 from zarr import AsyncArray
-from zarr.codecs import BloscCodec, BytesCodec, Crc32cCodec, ShardingCodec, ZstdCodec
+from zarr.codecs import BloscCodec, BytesCodec, Crc32cCodec, ShardingCodec, VLenUTF8Codec, ZstdCodec
 from zarr.storage import LocalStore
 
-from annbatch_distributed.core.values import SHARD_DIGESTS
+from annbatch_distributed.core.values import SHARD_DIGESTS, Int64Array, few
 from annbatch_distributed.loader.files import IS_SUPPORTED, Bytes, LocalFile, StoredFile
 
 #: Bytes of an entry of the index: the first byte of a chunk, and its number of bytes.
@@ -32,7 +33,9 @@ _CHECKSUM, _RESIDUE = 4, 0x48674BC7
 #: Number in the entry of a chunk that isn't stored, since all its values are the fill value.
 _MISSING = np.iinfo(np.uint64).max
 #: Decoders of codecs between ``bytes`` and ``crc32c``.
-_DECODERS: dict[type, Callable[[Bytes], bytes]] = {BloscCodec: Blosc().decode, ZstdCodec: Zstd().decode}
+_DECODERS: dict[type, Callable[[Bytes], Any]] = {BloscCodec: Blosc().decode, ZstdCodec: Zstd().decode}
+#: Kinds of dtypes of numbers and booleans, and of strings.
+_NUMBERS, _STRINGS = "biuf", "OTU"
 
 
 class DamagedChunkError(OSError):
@@ -41,6 +44,13 @@ class DamagedChunkError(OSError):
     def __init__(self, problem: str, start: int, stop: int) -> None:
         super().__init__(problem)
         self.start, self.stop = start, stop
+
+    def of_cells(self, dataset: int, rows: Int64Array) -> OSError:
+        """Return the error for some cells of a dataset that have values in these rows."""
+        return OSError(
+            f"{self} It has values of the cells {few(list(map(str, rows[:9])), 8)} of dataset {dataset}, which are not "
+            "read. Copy the file again from where it is intact, or write the collection again."
+        )
 
 
 @dataclass
@@ -54,15 +64,15 @@ class Shards:
     n_rows: int
     row_shape: tuple[int, ...]
     dtype: np.dtype[Any]
-    """Dtype of the stored values, with their byte order."""
+    """Dtype of the stored values, with their byte order; of objects for strings."""
     chunk_size: int
     """Number of rows of a chunk."""
     shard_size: int
     """Number of rows of a shard; of a chunk, if chunks are stored without shards."""
     has_indexes: bool
     """True for shards, which end with an index of their chunks."""
-    decode: Callable[[Bytes], bytes] | None
-    """Decoder of chunks; None for uncompressed ones."""
+    decode: Callable[[Bytes], Any] | None
+    """Decoder of chunks, to bytes or an array of strings; None for uncompressed ones."""
     has_checksums: bool
     """True if each chunk ends with its checksum."""
     fill_value: Any
@@ -74,8 +84,9 @@ class Shards:
     def of(cls, array: AsyncArray[Any]) -> Self | None:
         """Return the shards of an array; None if they are of a kind that only zarr can read."""
         store, codecs = array.store_path.store, getattr(array.metadata, "codecs", ())  # zarr 2 has none
-        if type(store) is not LocalStore or not IS_SUPPORTED or array.dtype.kind not in "biuf" or not array.shape:
+        if type(store) is not LocalStore or not IS_SUPPORTED or not array.shape:
             return None
+        is_text = array.dtype.kind in _STRINGS
         try:
             chunks, shards = array.chunks, array.shards or array.chunks
         except NotImplementedError:  # of different sizes
@@ -86,9 +97,11 @@ class Shards:
             case _:
                 inner, has_indexes = codecs, False
         match inner:
-            case (BytesCodec(endian=endian), *others):
+            case (BytesCodec(endian=endian), *others) if array.dtype.kind in _NUMBERS:
                 has_checksums = bool(others) and isinstance(others[-1], Crc32cCodec)
                 decoders = [_DECODERS.get(type(codec)) for codec in others[: len(others) - has_checksums]]
+            case (VLenUTF8Codec(), *others) if is_text and all(isinstance(codec, Crc32cCodec) for codec in others):
+                endian, has_checksums, decoders = None, bool(others), [VLenUTF8().decode]
             case _:
                 return None
         is_known = len(decoders) < 2 and None not in decoders
@@ -100,7 +113,7 @@ class Shards:
             array.shape[0],
             array.shape[1:],
             # chunks of single bytes have no order of bytes
-            array.dtype.newbyteorder(">" if _name(endian) == "big" else "<"),
+            np.dtype(object) if is_text else array.dtype.newbyteorder(">" if _name(endian) == "big" else "<"),
             chunks[0],
             shards[0],
             has_indexes,
@@ -121,6 +134,11 @@ class Shards:
     def chunk_bytes(self) -> int:
         """Number of bytes of the rows of a chunk."""
         return self.chunk_size * self.row_bytes
+
+    @cached_property
+    def encoded_bytes(self) -> int:
+        """Number of bytes of a stored chunk that isn't compressed, with its checksum."""
+        return self.chunk_bytes + self.has_checksums * _CHECKSUM
 
     @property
     def n_chunks(self) -> int:
@@ -146,11 +164,21 @@ class Shards:
         # looked up once, as another thread may replace it
         version, index = self._indexes.get(number, (None, None))
         if index is None or version != file.version:
-            index = self._read_index(number, file)
+            index = self._index_in(number, file)
             self._indexes[number] = file.version, index
         return index
 
-    def _read_index(self, number: int, file: StoredFile) -> npt.NDArray[np.unsignedinteger[Any]]:
+    def has_all_in_order(self, file: StoredFile) -> bool:
+        """Return True if the only shard has all chunks of an uncompressed array, one after the other.
+
+        Raises a DamagedChunkError if the index isn't as it was written, or if a chunk isn't stored that must be.
+        """
+        index = self._index_in(0, file)[: -(-self.n_rows // self.chunk_size)]
+        if self.fill_value is None and not index[:, 1].all():
+            raise self.missing(int(np.argmin(index[:, 1])))
+        return bool((index[:, 0] == np.arange(len(index)) * self.encoded_bytes).all() and index[:, 1].all())
+
+    def _index_in(self, number: int, file: StoredFile) -> npt.NDArray[np.unsignedinteger[Any]]:
         if not self.has_indexes:
             if not file.size:
                 raise self._damaged_shard(number, f"{file.path} is damaged: it is empty.")
@@ -162,17 +190,13 @@ class Shards:
             file.read(end, content)
         # of a shard of another size, which has replaced this one, the last entries would look like an index
         if end < 0 or not _is_intact(content):
-            raise self._damaged_shard(
-                number,
-                f"{file.path} is damaged, or was written again in another form while it was open: the checksum of its "
-                f"index is wrong. It has {file.size:,} bytes.",
-            )
+            raise self.rewritten(number, f"the checksum of its index is wrong. It has {file.size:,} bytes.")
         index = content[:-_CHECKSUM].view("<u8").reshape(-1, 2)
         is_missing = (index == _MISSING).all(axis=1)
         starts, sizes = index.T
         fits = (sizes > 0) & (sizes <= end) & (starts <= end - np.minimum(sizes, end))
         if self.decode is None:
-            fits &= sizes == self.chunk_bytes + self.has_checksums * _CHECKSUM
+            fits &= sizes == self.encoded_bytes
         if not (fits | is_missing).all():
             raise self._damaged_shard(
                 number, f"{file.path} is damaged: the index of its chunks doesn't fit its {file.size:,} bytes."
@@ -180,22 +204,29 @@ class Shards:
         # 4 bytes, where they are enough: it is kept for each chunk of the collection
         return np.where(is_missing[:, None], 0, index).astype(np.uint32 if end < 1 << 32 else np.uint64)
 
+    def verify(self, number: int, encoded: Bytes, path: str) -> None:
+        """Raise a DamagedChunkError if the checksum of a chunk is wrong."""
+        if self.has_checksums and not _is_intact(encoded):
+            raise self._damaged(number, path, "its checksum is wrong")
+
     def decoded(self, number: int, encoded: Bytes, path: str, *, verifies: bool = True) -> npt.NDArray[Any]:
         """Return the rows of a chunk of the array, from its bytes in the file ``path``.
 
         Raises a DamagedChunkError if they aren't as they were written, as far as a checksum or the decoder can tell.
         """
-        content = encoded
-        if self.has_checksums:
-            if verifies and not _is_intact(encoded):
-                raise self._damaged(number, path, "its checksum is wrong")
-            content = encoded[:-_CHECKSUM]
+        if verifies:
+            self.verify(number, encoded, path)
+        content = encoded[:-_CHECKSUM] if self.has_checksums else encoded
         values: Any = content
         if self.decode is not None:
             try:
                 values = self.decode(content)
             except (RuntimeError, ValueError) as error:  # as numcodecs raises
                 raise self._damaged(number, path, f"it can't be decoded: {error}") from error
+        if self.dtype == object:
+            if len(values) != self.chunk_size:
+                raise self._damaged(number, path, f"it has {len(values):,} strings")
+            return np.asarray(values, dtype=object)
         if len(values) != self.chunk_bytes:
             raise self._damaged(number, path, f"it has {len(values):,} bytes")
         rows: npt.NDArray[Any] = np.frombuffer(values, self.dtype)
@@ -230,6 +261,13 @@ class Shards:
     def missing(self, number: int) -> DamagedChunkError:
         """Return the error for a chunk that isn't stored, but must be."""
         return self._damaged(number, self.path(number // self.n_chunks), "it isn't stored")
+
+    def rewritten(self, number: int, problem: str = "its chunks don't follow each other.") -> DamagedChunkError:
+        """Return the error for a shard that isn't in the form in which it was when it was opened."""
+        path = self.path(number)
+        return self._damaged_shard(
+            number, f"{path} is damaged, or was written again in another form while it was open: {problem}"
+        )
 
     def _damaged(self, number: int, path: str, problem: str) -> DamagedChunkError:
         start = number * self.chunk_size

@@ -15,8 +15,9 @@ from contextlib import AbstractContextManager
 from importlib.util import find_spec
 from inspect import signature
 from itertools import islice
-from typing import TYPE_CHECKING, Any, NamedTuple, Self
+from typing import TYPE_CHECKING, Any, Self
 
+import anndata as ad
 import numpy as np
 import numpy.typing as npt
 import pandas as pd
@@ -26,11 +27,11 @@ from annbatch.abc import Sampler
 from annbatch.samplers import RandomSampler, SequentialSampler
 from annbatch.types import LoadRequest
 from annbatch.utils import CSRContainer
-from anndata.io import read_elem
+from anndata.io import read_elem, sparse_dataset
 from zarr import Array, AsyncArray
 from zarr.storage import LocalStore
 
-from annbatch_distributed.core.masks import AnyMask, resolve_mask
+from annbatch_distributed.core.masks import AnyMask, AnyNames, resolve_mask
 from annbatch_distributed.core.request import MAX_GAP, Marks, Request
 from annbatch_distributed.core.values import BOUND, check_arguments, integer
 from annbatch_distributed.loader import zarrs_checks
@@ -44,7 +45,7 @@ from annbatch_distributed.loader._annbatch import (
     has_room_for_pointers,
     iterated,
     loaded,
-    obs_of,
+    obs_at,
     options_of,
     preloads_to_gpu,
     shapes_of,
@@ -54,6 +55,7 @@ from annbatch_distributed.loader._annbatch import (
 from annbatch_distributed.loader.batches import batches_of, in_framework, with_dtype
 from annbatch_distributed.loader.collection import AnyCollection, as_collection
 from annbatch_distributed.loader.epoch_loader import EpochLoader, column_of
+from annbatch_distributed.loader.labels import Labels, Names, Strings, in_memory
 from annbatch_distributed.loader.local_reader import LocalReader
 from annbatch_distributed.loader.sizes import as_bytes, sizes_of_draws, sizes_of_sets, stored, suggest_sizes
 from annbatch_distributed.ranks import DistInfo
@@ -62,8 +64,6 @@ from annbatch_distributed.sets import CellSets
 from annbatch_distributed.weights import Weights
 
 if TYPE_CHECKING:
-    import anndata as ad
-
     from annbatch_distributed.loader.workers import WorkerDataLoader
 
 
@@ -184,9 +184,12 @@ class StatefulLoader(EpochLoader, Loader[Any, Any]):
                 "preload_to_gpu=False, and move batches in the training step."
             )
         # by dataset number: names of the cells, which annbatch doesn't keep for datasets without columns of obs
-        self._names: dict[int, pd.Index[Any]] = {}
-        # the number of datasets, the names of their cells, and their identity: progress bars call len() in each step
-        self._identified = _Identified(0, None, {})
+        self._names: dict[int, AnyNames] = {}
+        # labels that aren't in memory; None if those that there are are in annbatch's tables
+        self._labels: Labels | None = None
+        self._has_collection = False
+        # the number of datasets, and their identity: progress bars call len() in each step
+        self._identified: tuple[int, dict[str, Any]] = (0, {})
         # the number of datasets, and the dtype of their files, which is asked for with each load request
         self._file_dtype: tuple[int, np.dtype[Any] | None] = (0, None)
 
@@ -203,6 +206,7 @@ class StatefulLoader(EpochLoader, Loader[Any, Any]):
         sets: CellSets | None = None,
         memory: int | str = 1 << 30,
         prefetch: int = 1,
+        names: bool = False,
         load_adata: Callable[[zarr.Group], ad.AnnData] | None = None,
         **options: Any,  # noqa: ANN401 of DistributedSampler and annbatch's Loader
     ) -> Self:
@@ -256,8 +260,12 @@ class StatefulLoader(EpochLoader, Loader[Any, Any]):
             estimated for ``X`` of the collection; pass less if ``load_adata`` loads larger values.
         prefetch
             Number of load requests to prefetch (default 1).
+        names
+            True to yield the names of the cells as the index of ``batch["obs"]``. By default, the index has the rows of
+            the cells in the collection, since training seldom needs names, and they take longer to read than all other
+            labels. :meth:`cells_of` has the names in any case.
         load_adata
-            Function that loads the ``AnnData`` of each dataset, as for ``use_collection`` of :class:`annbatch.Loader`.
+            Function that loads the ``AnnData`` of each dataset, as for :meth:`use_collection`, with its names.
         options
             Other arguments of :class:`DistributedSampler` and :class:`StatefulLoader`. The default of ``remainder`` is
             ``"exact"``, under which some batches are smaller; pass ``"drop"`` if each step needs batches of one size,
@@ -290,7 +298,7 @@ class StatefulLoader(EpochLoader, Loader[Any, Any]):
             prefetch=prefetch,
         )
         loader = cls(batch_sampler=sampler, prefetch=prefetch, **{"preload_to_gpu": False} | options)
-        loader.use_collection(collection, **({} if load_adata is None else {"load_adata": load_adata}))
+        loader.use_collection(collection, load_adata=load_adata, names=names)
         loader._check_cells()  # for one, the names of a mask may be in a different order
         return loader
 
@@ -358,8 +366,17 @@ class StatefulLoader(EpochLoader, Loader[Any, Any]):
         options_of_loader = loader._options if isinstance(loader, StatefulLoader) else options_of(loader)
         copy = cls(batch_sampler=sampler, **options_of_loader | options)
         copy._check_layouts(data_in(loader))
-        # attributes of this class are about passes, except these two, which are about datasets
-        of_passes = vars(copy).keys() - vars(Loader(preload_to_gpu=False)).keys() - {"_names", "_genes_measured"}
+        # attributes of this class are about passes, except these, which are about datasets
+        of_passes = (
+            vars(copy).keys()
+            - vars(Loader(preload_to_gpu=False)).keys()
+            - {
+                "_names",
+                "_labels",
+                "_has_collection",
+                "_genes_measured",
+            }
+        )
         take_data_of(loader, into=copy, without=of_passes)
         return copy
 
@@ -375,30 +392,111 @@ class StatefulLoader(EpochLoader, Loader[Any, Any]):
         """Number of genes."""
         return super(EpochLoader, self).n_var
 
-    def use_collection(self, collection: DatasetCollection, **options: Any) -> Self:  # noqa: ANN401 annbatch's own
+    def use_collection(
+        self,
+        collection: DatasetCollection,
+        *,
+        load_adata: Callable[[zarr.Group], ad.AnnData] | None = None,
+        names: bool = True,
+    ) -> Self:
         """Add a collection, as ``use_collection`` of :class:`annbatch.Loader`.
+
+        Columns of ``obs`` of a collection on a local disk that ``annbatch-distributed collect`` has written are read
+        with the rows; of other collections, they are in memory.
+
+        Parameters
+        ----------
+        collection
+            Collection that annbatch or ``annbatch-distributed collect`` has written.
+        load_adata
+            Function that loads the ``AnnData`` of each dataset, with its ``obs`` and names, which are then in memory.
+            None takes ``X`` and ``obs`` (default).
+        names
+            True to yield the names of the cells as the index of ``batch["obs"]``, as annbatch does (default). False
+            yields the rows of the cells in the collection instead, which is faster, or takes less memory.
+
+        Returns
+        -------
+        StatefulLoader
+            This loader.
 
         Raises
         ------
         TypeError, ValueError
             As for :meth:`add_adatas`, or as annbatch raises them.
         RuntimeError
-            If zarrs has read in the parent process before this process was forked, so that reading would hang; see
-            :doc:`DataLoader workers </performance>`.
+            If a collection was added before; or if zarrs has read in the parent process before this process was forked,
+            so that reading would hang; see :doc:`DataLoader workers </performance>`.
         """
         zarrs_checks.check_zarrs_answers(lambda: "zarrs" in zarr.config.get("codec_pipeline.path"))
+        if self._has_collection:
+            raise RuntimeError(
+                "A loader takes one collection, and it has one. Write all files to one collection, which shuffles them "
+                "together, or add datasets with add_adatas."
+            )
+        groups = list(collection)
         # before anything is loaded: loading a CSC matrix by rows may fail with a less helpful error
-        if "load_adata" not in options:
-            self._check_layouts(group["X"] for group in collection)
-        for group in collection:
+        if load_adata is None:
+            self._check_layouts(group["X"] for group in groups)
+        for group in groups:
             _in_place(group)
         _warn_of_zarrs(collection)
-        super().use_collection(collection, **options)
+        if load_adata is None and groups:
+            self._add_stored(groups, names=names)
+        else:
+            super().use_collection(collection, **{} if load_adata is None else {"load_adata": load_adata})
+        self._has_collection = True
         if self._tells_files:
             self._genes_measured = _measured_in(collection)
-            if any("src_path" not in obs for obs in obs_of(self)) or not obs_of(self):
+            if any("src_path" not in self._columns_of(number) for number in range(len(groups))):
                 raise ValueError("return_file=True needs the column src_path of obs. Let load_adata load this column.")
         return self
+
+    def _add_stored(self, groups: Sequence[Any], *, names: bool) -> None:
+        """Add the datasets of a collection, with labels in memory only if they can't be read with the rows."""
+        first, n_obs = len(shapes_of(self)), self.n_obs
+        tables = [group["obs"] for group in groups]
+        labels = None if first else Labels.of(tables, names=names)
+        loaded = []
+        for group, table in zip(groups, tables, strict=True):
+            cells, var = group["X"], group["var"]
+            backed = _in_place(cells if isinstance(cells, Array) else sparse_dataset(cells))
+            obs = None if labels is not None else in_memory(table, n_obs, names=names)
+            loaded.append((backed, obs, ad.AnnData(var=pd.DataFrame(index=Strings(var[var.attrs["_index"]])[:])).var))
+            n_obs += backed.shape[0]
+        for number, (table, part) in enumerate(zip(tables, loaded, strict=True), first):
+            super().add_dataset(*part)
+            if part[1] is None or not names:
+                self._names[number] = Names(number, table)
+        self._labels = labels
+
+    @property
+    def _obs(self) -> list[pd.DataFrame] | None:
+        """Labels of each dataset, for annbatch and for others that look for them there; loads them into memory."""
+        if self._labels is not None:
+            labels, self._labels = self._labels, None
+            self._obs = labels.tables()
+        return vars(self).get("_obs")
+
+    @_obs.setter
+    def _obs(self, tables: list[pd.DataFrame] | None) -> None:
+        vars(self)["_obs"] = tables
+
+    def _columns_of(self, number: int) -> list[str]:
+        """Return the names of the columns of ``obs`` of a dataset."""
+        if self._labels is not None:
+            return self._labels.columns
+        return list(self._obs[number]) if self._obs is not None else []
+
+    def _maybe_accumulate_obs(self, dataset_index_to_rows: Any) -> pd.DataFrame | None:  # noqa: ANN401 annbatch's own
+        """Return labels of the rows of a load request, for annbatch, which makes batches of them on a GPU."""
+        if self._labels is not None:
+            return self._labels.read(dataset_index_to_rows)
+        return super()._maybe_accumulate_obs(dataset_index_to_rows)
+
+    def _obs_at(self, rows_of: Any, places: npt.NDArray[np.intp]) -> pd.DataFrame | None:  # noqa: ANN401 annbatch's own
+        """Return labels of rows at some places among the rows of a load request."""
+        return obs_at(self, rows_of, places) if self._labels is None else self._labels.read(rows_of, places)
 
     @property
     def genes_measured(self) -> pd.DataFrame:
@@ -463,23 +561,20 @@ class StatefulLoader(EpochLoader, Loader[Any, Any]):
             check_layout(cells, f"X of dataset {number}")
 
     @property
-    def _cells(self) -> tuple[pd.Index[Any], ...] | None:
+    def _cells(self) -> tuple[AnyNames, ...] | None:
         """Names of the cells of each dataset; None if a dataset has no names."""
-        return self._identity().cells
+        held: Sequence[pd.DataFrame] = [] if self._labels is not None else self._obs or []
+        known: dict[int, AnyNames] = {number: obs.index for number, obs in enumerate(held)} | self._names
+        numbers = range(len(data_in(self)))
+        return tuple(known[number] for number in numbers) if known.keys() >= {*numbers} else None
 
     @property
     def _collection(self) -> dict[str, Any]:
         """Identity of the datasets and their cells, as JSON."""
-        return self._identity().collection
-
-    def _identity(self) -> _Identified:
         n_datasets = len(data_in(self))
-        if not self._identified.collection or self._identified.n_datasets != n_datasets:
-            known = self._names | {number: obs.index for number, obs in enumerate(obs_of(self))}
-            has_names = known.keys() >= {*range(n_datasets)}
-            cells = tuple(known[number] for number in range(n_datasets)) if has_names else None
-            self._identified = _Identified(n_datasets, cells, collection_of(self, cells))
-        return self._identified
+        if not self._identified[1] or self._identified[0] != n_datasets:
+            self._identified = n_datasets, collection_of(self, self._cells)
+        return self._identified[1]
 
     def _annotated(self, cells: pd.DataFrame, columns: str | Sequence[str] | None) -> pd.DataFrame:
         """Return a table of rows with the dataset, name and columns of ``obs`` of each cell."""
@@ -487,7 +582,7 @@ class StatefulLoader(EpochLoader, Loader[Any, Any]):
         bounds = np.cumsum([0, *(n_rows for n_rows, *_ in shapes_of(self))])
         numbers = np.searchsorted(bounds, cells["row"], side="right") - 1
         cells["dataset"], cells["cell"] = numbers, None
-        obs, names = obs_of(self), self._cells
+        names = self._cells
         wanted = [columns] if isinstance(columns, str) else columns
         parts = []
         for number in np.unique(numbers).tolist():
@@ -496,17 +591,23 @@ class StatefulLoader(EpochLoader, Loader[Any, Any]):
             here = np.flatnonzero(numbers == number)
             places = cells["row"].to_numpy()[here] - bounds[number]
             if names is not None:
-                cells.loc[here, "cell"] = np.asarray(names[number], dtype=object)[places]
-            table = obs[number] if obs else pd.DataFrame(index=range(bounds[number + 1] - bounds[number]))
-            if missing := [name for name in wanted or () if name not in table]:
+                cells.loc[here, "cell"] = np.asarray(names[number][places], dtype=object)
+            known = self._columns_of(number)
+            if missing := [name for name in wanted or () if name not in known]:
                 raise KeyError(
                     f"Dataset {number} has no columns {', '.join(missing)} in obs. It has "
-                    f"{', '.join(map(str, table.columns)) or 'none'}; use_collection(load_adata=...) can load more."
+                    f"{', '.join(map(str, known)) or 'none'}; use_collection(load_adata=...) can load more."
                 )
-            parts.append((table if wanted is None else table[list(wanted)]).iloc[places].set_index(here))
+            parts.append(self._labels_at(number, places, known if wanted is None else list(wanted)).set_index(here))
         if not parts:
             return cells
         return cells.join(pd.concat(parts).rename(columns=column_of))
+
+    def _labels_at(self, number: int, rows: npt.NDArray[Any], columns: list[str]) -> pd.DataFrame:
+        """Return columns of ``obs`` of some rows of a dataset."""
+        if self._labels is not None:
+            return self._labels.read({number: rows}, columns=columns)
+        return self._obs[number][columns].iloc[rows] if self._obs else pd.DataFrame(index=range(len(rows)))
 
     def to_dataloader(self, *, num_workers: int = 0, **options: Any) -> WorkerDataLoader:  # noqa: ANN401 torch's own
         """Return a PyTorch ``DataLoader`` whose worker processes read the batches.
@@ -576,7 +677,7 @@ class StatefulLoader(EpochLoader, Loader[Any, Any]):
                 self._one_request.requests[threading.get_ident()] = request
                 yield from batches_on_gpu(self)
             else:
-                rows = loaded(self, request.rows(), self._read_rows)
+                rows = loaded(self, request.rows(), self._obs_at, self._read_rows)
                 is_plain = self._is_as_stored
                 yield from batches_of(rows, request.splits, self._dtype_of_x, self._to, is_plain=is_plain)
         except Exception as error:
@@ -676,14 +777,6 @@ def sampler_for(
         arguments = {"sharding": "shuffled" if shuffle else "contiguous", "sets": sets} | arguments
         sizes = sizes_of_sets(CellSets.checked(sets), seed, row_bytes=sum(row_bytes), **limits)
     return DistributedSampler(kind(**sizes), dist_info=dist_info, mask=mask, seed=seed, **arguments)
-
-
-class _Identified(NamedTuple):
-    """Names of the cells of some datasets, and their identity as JSON."""
-
-    n_datasets: int
-    cells: tuple[pd.Index[Any], ...] | None
-    collection: dict[str, Any]
 
 
 class _OneRequest(Sampler):

@@ -13,7 +13,7 @@ import numpy.typing as npt
 import pandas as pd
 from annbatch import Loader
 
-from annbatch_distributed.core.masks import AnyMask, first_difference
+from annbatch_distributed.core.masks import AnyMask, AnyNames, first_difference
 from annbatch_distributed.core.request import Marks, Request
 from annbatch_distributed.core.values import plural
 from annbatch_distributed.core.warning import warn
@@ -121,6 +121,7 @@ class AlignedLoader(EpochLoader):
         sets: CellSets | None = None,
         memory: int | str = 1 << 30,
         prefetch: int = 1,
+        names: bool = False,
         load_adata: Mapping[str, Callable[[zarr.Group], ad.AnnData]] | None = None,
         **options: Any,  # noqa: ANN401 of DistributedSampler and annbatch
     ) -> Self:
@@ -164,7 +165,7 @@ class AlignedLoader(EpochLoader):
         collections
             Collection of each store by name, as for :meth:`StatefulLoader.from_collection`. With ``load_adata``, one
             collection can be several stores.
-        dist_info, batch_size, mask, seed, shuffle, sets, memory, prefetch
+        dist_info, batch_size, mask, seed, shuffle, sets, memory, prefetch, names
             As for :meth:`StatefulLoader.from_collection`; ``memory`` is the limit of all stores together.
         load_adata
             Functions by the names of stores. Each loads the ``AnnData`` of a dataset, as for ``use_collection`` of
@@ -205,8 +206,7 @@ class AlignedLoader(EpochLoader):
         stores = {}
         for name, collection in opened.items():
             store = StatefulLoader(batch_sampler=sampler, **{"preload_to_gpu": False} | options)
-            loaded = {"load_adata": load_adata[name]} if name in load_adata else {}
-            stores[name] = store.use_collection(collection, **loaded)
+            stores[name] = store.use_collection(collection, load_adata=load_adata.get(name), names=names)
         return cls(stores, batch_sampler=sampler, prefetch=prefetch)
 
     @property
@@ -233,15 +233,14 @@ class AlignedLoader(EpochLoader):
             )
         lead = next(name for name, store in self._stores.items() if store is self._lead)
         names = self._stores[lead]._cells
-        joined = None if names is None else names[0].append(list(names[1:]))
         for name, store in self._stores.items():
             if store.n_obs != self.n_obs:
                 problem = f"{lead} has {self.n_obs:,} cells and {name} has {store.n_obs:,}"
-            elif joined is None or store._cells is None:
+            elif names is None or store._cells is None:
                 if name != lead:
                     warn(f"The cells of {name} have no names, so only their number was compared with {lead}.")
                 continue
-            elif (difference := first_difference(joined, store._cells)) is not None:
+            elif (difference := first_difference(names, store._cells)) is not None:
                 row, in_lead, in_store = difference
                 problem = f"row {row:,} is {in_lead!r} in {lead} and {in_store!r} in {name}"
             else:
@@ -272,7 +271,7 @@ class AlignedLoader(EpochLoader):
         return common_n_var(self._stores)
 
     @property
-    def _cells(self) -> tuple[pd.Index[Any], ...] | None:
+    def _cells(self) -> tuple[AnyNames, ...] | None:
         return self._lead._cells
 
     @property

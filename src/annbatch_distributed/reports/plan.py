@@ -8,7 +8,7 @@ from html import escape
 from typing import TYPE_CHECKING, Any, Self
 
 from annbatch_distributed.core.lanes import Lane, Remainder
-from annbatch_distributed.core.masks import check_names
+from annbatch_distributed.core.masks import AnyNames, check_names
 from annbatch_distributed.core.plan import Plan, Shard
 from annbatch_distributed.core.rows import Rows
 from annbatch_distributed.core.sharding import Contiguous, Sharding
@@ -61,7 +61,7 @@ class EpochPlan:
     n_dropped_batches: int = 0
     """Number of batches that are dropped in this epoch because the number of ranks has changed."""
     _n_requests: int = field(default=1, compare=False)
-    _cells: tuple[pd.Index[Any], ...] | None = field(default=None, compare=False)
+    _cells: tuple[AnyNames, ...] | None = field(default=None, compare=False)
 
     @classmethod
     def _of(cls, plan: Plan, position: Position, left: Sequence[Lane], n_processes: int | None) -> Self:
@@ -75,7 +75,7 @@ class EpochPlan:
             n_over = plan.first_number(plan.n_streams) - n_done - sum(remaining)
         return cls(plan, n_processes, remaining, n_over)
 
-    def _for_loader(self, n_requests: int, cells: tuple[pd.Index[Any], ...] | None) -> Self:
+    def _for_loader(self, n_requests: int, cells: tuple[AnyNames, ...] | None) -> Self:
         """Return the plan for a loader that holds some load requests, with the ``obs_names`` of each dataset."""
         return replace(self, _n_requests=n_requests, _cells=cells)
 

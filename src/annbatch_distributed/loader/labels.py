@@ -1,0 +1,211 @@
+"""Labels: ``obs`` of all datasets of a collection, read with the rows of a load request.
+
+In memory, ``obs`` of 10^8 cells takes gigabytes on each rank. ``collect`` stores columns so that a run of rows can be
+read like values: numbers, codes of categories, and flags of missing values. Only categories are in memory. Labels that
+are stored otherwise, as annbatch's collections have them, are in memory.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from functools import cache, partial
+from typing import Any, NamedTuple, Self
+
+import anndata as ad
+import numpy as np
+import numpy.typing as npt
+import pandas as pd
+from zarr import Array
+from zarr.storage import LocalStore
+
+from annbatch_distributed.core.rows import runs
+from annbatch_distributed.core.values import Int64Array
+from annbatch_distributed.loader import chunk_reader
+from annbatch_distributed.loader.columns import Chunking, Column, Places, bounds_of
+from annbatch_distributed.loader.shards import DamagedChunkError, Shards
+
+#: By ``encoding-type``: classes of values and flags of missing ones.
+_NULLABLE: dict[str, Callable[..., Any]] = {
+    "nullable-integer": pd.arrays.IntegerArray,
+    "nullable-boolean": pd.arrays.BooleanArray,
+}
+
+
+class Strings:
+    """Stored strings, read when they are asked for, and verified as far as they have checksums."""
+
+    def __init__(self, stored: Any) -> None:  # noqa: ANN401 an array or a group of zarr's
+        self._stored = stored
+        # flags of missing strings are in a group with them
+        array = stored if isinstance(stored, Array) else stored["values"]
+        self._n_strings = int(array.shape[0])
+        self._shards = Shards.of(stored.async_array) if isinstance(stored, Array) else None
+
+    def __len__(self) -> int:
+        return self._n_strings
+
+    def __getitem__(self, rows: slice | Int64Array) -> pd.Index[Any]:
+        """Return the strings of some rows; a DamagedChunkError if they aren't as they were written."""
+        if self._shards is None or self._shards.dtype != object:
+            return pd.Index(ad.io.read_elem(self._stored))[rows]
+        wanted = np.arange(self._n_strings)[rows]
+        strings = np.empty(len(wanted), dtype=object)
+        chunk_reader.read(self._shards, *runs(wanted), strings)
+        # pandas takes no strings at all for objects
+        return pd.Index(strings, dtype=_text_dtype() if self._n_strings else object)
+
+
+class Names(Strings):
+    """Names of the cells of a dataset."""
+
+    def __init__(self, number: int, table: Any) -> None:  # noqa: ANN401 a group of zarr's
+        super().__init__(table[table.attrs["_index"]])
+        self._number = number
+
+    def __getitem__(self, rows: slice | Int64Array) -> pd.Index[Any]:
+        """Return the names of some cells; an OSError if they aren't as they were written."""
+        try:
+            return super().__getitem__(rows)
+        except DamagedChunkError as error:
+            raise error.of_cells(self._number, np.arange(error.start, error.stop)) from error
+
+
+@cache
+def _text_dtype() -> Any:  # noqa: ANN401 a dtype of pandas
+    """Return the dtype of strings in an index: of objects before pandas 3."""
+    return pd.Index([""]).dtype
+
+
+class _Form(NamedTuple):
+    """Kind of a column, and its arrays in a dataset."""
+
+    kind: str
+    """Its ``encoding-type``."""
+    dtype: Any
+    """Of the values: a NumPy dtype, or a dtype of categories."""
+    arrays: tuple[Array[Any], ...]
+    make: Callable[..., Any]
+    """Function that makes values of pandas from the values of the arrays."""
+
+    def is_like(self, other: _Form) -> bool:
+        """Return True if columns have one dtype, so that their values can be put together."""
+        if self.kind != other.kind:
+            return False
+        if not isinstance(self.dtype, pd.CategoricalDtype):
+            return bool(self.dtype == other.dtype)
+        # pandas ignores the order of categories that aren't ordered
+        same_order = self.dtype.categories.equals(other.dtype.categories)
+        return bool(same_order and self.dtype.ordered == other.dtype.ordered)
+
+
+class Labels:
+    """Labels of all datasets of a collection, of which only categories are in memory."""
+
+    def __init__(
+        self,
+        lengths: Sequence[int],
+        columns: Mapping[str, tuple[Callable[..., Any], list[Column]]],
+        names: Sequence[Names] | None,
+        index_name: str | None,
+    ) -> None:
+        # by name: a function of the values of some columns, and these columns
+        self._columns = columns
+        self._names = names
+        self._index_name = index_name
+        self._firsts = [first for first, _ in bounds_of(lengths)]
+        self._lengths = lengths
+        chunk_size = next((columns[0].chunk_size for _, columns in columns.values()), 1)
+        self._chunking = Chunking(chunk_size, lengths)
+
+    @classmethod
+    def of(cls, tables: Sequence[Any], *, names: bool) -> Self | None:
+        """Return the labels of the groups ``obs`` of all datasets; None if they can't be read with the rows."""
+        if not isinstance(tables[0].store, LocalStore):  # before anything is read from a remote one
+            return None
+        orders = [list(table.attrs["column-order"]) for table in tables]
+        if not orders[0] or any(order != orders[0] for order in orders):
+            return None
+        columns: dict[str, tuple[Callable[..., Any], list[Column]]] = {}
+        for name in orders[0]:
+            forms = [form for table in tables if (form := _form_of(table[name])) is not None]
+            if len(forms) < len(tables) or not all(form.is_like(forms[0]) for form in forms):
+                return None
+            # the codes of all datasets; or the values of all, and the flags of all
+            by_part = zip(*([Shards.of(array.async_array) for array in form.arrays] for form in forms), strict=True)
+            parts = [column for shards in by_part if (column := Column.of(shards)) is not None]
+            if len(parts) < len(forms[0].arrays):
+                return None
+            columns[name] = forms[0].make, parts
+        if len({part.chunk_size for _, parts in columns.values() for part in parts}) > 1:
+            return None
+        key = tables[0].attrs["_index"]
+        stored = [Names(number, table) for number, table in enumerate(tables)]
+        lengths = [len(own) for own in stored]
+        return cls(lengths, columns, stored if names else None, None if key == "_index" else key)
+
+    @property
+    def columns(self) -> list[str]:
+        """Names of the columns."""
+        return list(self._columns)
+
+    def read(
+        self,
+        rows_of: Mapping[int, Int64Array],
+        at: npt.NDArray[np.intp] | None = None,
+        *,
+        columns: Sequence[str] | None = None,
+    ) -> pd.DataFrame:
+        """Return labels of rows of each dataset, or of those at some places among them.
+
+        The index has the names of the cells, or without names their rows in the collection. Raises an OSError if they
+        are damaged.
+        """
+        index, places = self._index(rows_of), self._chunking.places(rows_of)
+        if at is not None:
+            index, places = index[at], places._replace(at=places.at[at])
+        values = {name: self._values(name, places) for name in (self._columns if columns is None else columns)}
+        return pd.DataFrame(values, index=index, copy=False)
+
+    def tables(self) -> list[pd.DataFrame]:
+        """Return the labels of each dataset, all of its rows."""
+        return [self.read({number: np.arange(length)}) for number, length in enumerate(self._lengths)]
+
+    def _values(self, name: str, places: Places) -> Any:  # noqa: ANN401 an array of NumPy or pandas
+        make, columns = self._columns[name]
+        return make(*(column.read(places) for column in columns))
+
+    def _index(self, rows_of: Mapping[int, Int64Array]) -> pd.Index[Any]:
+        if self._names is None:
+            return pd.Index(np.concatenate([rows + self._firsts[number] for number, rows in rows_of.items()]))
+        parts = [self._names[number][rows] for number, rows in rows_of.items()]
+        return parts[0].append(parts[1:]).rename(self._index_name)
+
+
+def in_memory(table: Any, first: int, *, names: bool) -> pd.DataFrame | None:  # noqa: ANN401 a group of zarr's
+    """Return a stored ``obs``; without names, the index has the rows from ``first`` on. None if it has no columns."""
+    if not table.attrs["column-order"]:
+        return None
+    if names:
+        obs: pd.DataFrame = ad.io.read_elem(table)
+        return obs
+    columns: dict[str, Any] = {name: ad.io.read_elem(table[name]) for name in table.attrs["column-order"]}
+    n_obs = len(next(iter(columns.values())))
+    return pd.DataFrame(columns, index=pd.RangeIndex(first, first + n_obs), copy=False)
+
+
+def _form_of(element: Any) -> _Form | None:  # noqa: ANN401 an array or a group of zarr's
+    """Return the form of a stored column; None if it can't be read with the rows."""
+    kind = element.attrs.get("encoding-type")
+    if kind == "array" and isinstance(element, Array):
+        return _Form(kind, element.dtype, (element,), _unchanged)
+    if kind == "categorical":
+        categories: Any = Strings(element["categories"])[:]
+        dtype = pd.CategoricalDtype(categories, ordered=bool(element.attrs["ordered"]))
+        return _Form(kind, dtype, (element["codes"],), partial(pd.Categorical.from_codes, dtype=dtype))
+    if kind in _NULLABLE:
+        return _Form(kind, element["values"].dtype, (element["values"], element["mask"]), _NULLABLE[kind])
+    return None
+
+
+def _unchanged(values: npt.NDArray[Any]) -> npt.NDArray[Any]:
+    return values
