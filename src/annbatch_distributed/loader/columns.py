@@ -80,21 +80,23 @@ class Chunking:
 class Column:
     """Array with a value for each row of all datasets."""
 
-    def __init__(self, parts: Sequence[Shards]) -> None:
+    def __init__(self, parts: Sequence[Shards], n_more: int) -> None:
         self._parts = parts
+        self._n_more = n_more
         # by dataset: the version of its file whose chunks are known to follow each other
         self._versions: dict[int, Any] = {}
 
     @classmethod
-    def of(cls, parts: Sequence[Shards | None]) -> Self | None:
+    def of(cls, parts: Sequence[Shards | None], *, n_more: int = 0) -> Self | None:
         """Return a column of the arrays of all datasets; None if it can't be read as one.
 
-        Raises an OSError if a file is damaged.
+        ``n_more`` is the number of values beyond those of cells: 1 for ``indptr``. Raises an OSError if a file is
+        damaged.
         """
         known = [part for part in parts if part is not None and _is_column(part)]
         if len(known) < len(parts) or len({(part.chunk_size, part.dtype, part.has_checksums) for part in known}) != 1:
             return None
-        column = cls(known)
+        column = cls(known, n_more)
         for number in range(len(known)):
             if (file := column._opened(number)) is None:
                 return None
@@ -109,11 +111,6 @@ class Column:
         """Number of rows of a chunk."""
         return self._parts[0].chunk_size
 
-    @property
-    def dtype(self) -> np.dtype[Any]:
-        """Dtype of the values."""
-        return self._parts[0].dtype.newbyteorder("=")
-
     def read(self, places: Places) -> npt.NDArray[Any]:
         """Return the values at some places.
 
@@ -123,7 +120,7 @@ class Column:
             If a chunk isn't stored as it was written, with the cells in it.
         """
         any_part = self._parts[0]
-        step = any_part.encoded_bytes
+        dtype, step = any_part.dtype, any_part.encoded_bytes
         content = np.empty((places.n_chunks, step), np.uint8)
         is_verified = any_part.has_checksums and verifies()
         for number, runs in places.runs:
@@ -137,24 +134,17 @@ class Column:
                         for chunk, encoded in enumerate(content[place : place + n_chunks], first):
                             part.verify(chunk, encoded, file.path)
             except DamagedChunkError as error:
-                raise error.of_cells(number, np.arange(error.start, error.stop)) from error
+                raise self._explained(error, number) from error
             finally:
                 if file is not None:
                     file.close()
         # (chunks, bytes of a chunk and its checksum) to (rows,)
-        values = np.ascontiguousarray(content[:, : any_part.chunk_bytes]).reshape(-1).view(any_part.dtype)
-        return values[places.at].astype(self.dtype, copy=False)
-
-    def whole(self) -> Iterator[npt.NDArray[Any]]:
-        """Yield the values of each dataset; an OSError as for :meth:`read`."""
-        lengths = [part.n_rows for part in self._parts]
-        chunking = Chunking(self.chunk_size, lengths)
-        for number, length in enumerate(lengths):
-            yield self.read(chunking.places({number: np.arange(length)}))
+        values = np.ascontiguousarray(content[:, : any_part.chunk_bytes]).reshape(-1).view(dtype)
+        return values[places.at].astype(dtype.newbyteorder("="), copy=False)
 
     def _opened(self, number: int) -> StoredFile | None:
         """Open the file of a dataset; None if its chunks don't follow each other, or if some need not be stored."""
-        part = self._parts[number]
+        part, file = self._parts[number], None
         try:
             if (file := part.open(0)) is None:
                 if part.fill_value is None:
@@ -166,8 +156,15 @@ class Column:
                     return None
                 self._versions[number] = file.version
         except DamagedChunkError as error:
-            raise error.of_cells(number, np.arange(error.start, error.stop)) from error
+            if file is not None:
+                file.close()
+            raise self._explained(error, number) from error
         return file
+
+    def _explained(self, error: DamagedChunkError, number: int) -> OSError:
+        """Return the error for the cells of a chunk of a dataset."""
+        n_cells = self._parts[number].n_rows - self._n_more
+        return error.of_cells(number, np.arange(min(error.start, n_cells - 1), min(error.stop, n_cells)))
 
 
 def _is_column(part: Shards) -> bool:

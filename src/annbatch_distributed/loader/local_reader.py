@@ -73,7 +73,7 @@ class _Pointers:
 
     def __init__(self, parts: Sequence[Shards]) -> None:
         self._parts = parts
-        self._column = Column.of(parts)
+        self._column = Column.of(parts, n_more=1)
         if self._column is not None:
             self._chunking = Chunking(self._column.chunk_size, [part.n_rows for part in parts])
         # by dataset, if in memory
