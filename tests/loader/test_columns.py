@@ -12,10 +12,12 @@ from hypothesis import given
 from hypothesis import strategies as st
 from zarr.codecs import BytesCodec, Crc32cCodec, ZstdCodec
 
+from annbatch_distributed.core.values import SHARD_DIGESTS
 from annbatch_distributed.loader.columns import Chunking, Column
 from annbatch_distributed.loader.shards import Shards
 
 if TYPE_CHECKING:
+    from collections.abc import Callable
     from pathlib import Path
 
 RNG = np.random.default_rng(0)
@@ -96,14 +98,25 @@ def test_missing_chunks_are_no_column(tmp_path: Path) -> None:
     assert column_of([zarr.open_array(tmp_path / "x", mode="r")]) is None
 
 
+def with_index(file: Path, change: Callable[[Any], Any]) -> None:
+    """Change the index of the chunks of a shard of two chunks, with its checksum."""
+    content = file.read_bytes()
+    index = change(np.frombuffer(content[-36:-4], "<u8").reshape(2, 2)).tobytes()
+    file.write_bytes(content[:-36] + index + google_crc32c.value(index).to_bytes(4, "little"))
+
+
+def test_chunk_of_a_collection_that_is_not_stored_raises(tmp_path: Path) -> None:
+    """Digests of files tell that all chunks were stored."""
+    written(tmp_path / "x", np.arange(16), attributes={SHARD_DIGESTS: [""]})
+    with_index(tmp_path / "x" / "c" / "0", lambda index: np.where([[False], [True]], 2**64 - 1, index))
+    with pytest.raises(OSError, match=r"x/c/0 is damaged: chunk 1: it isn't stored. .* cells 8, 9, .* of dataset 0"):
+        column_of([zarr.open_array(tmp_path / "x", mode="r")])
+
+
 def test_chunks_in_another_order_are_no_column(tmp_path: Path) -> None:
     """A writer may store chunks of a shard in any order."""
     array = written(tmp_path / "x", np.arange(16), compressors=())
-    file = tmp_path / "x" / "c" / "0"
-    content = file.read_bytes()
-    index = np.frombuffer(content[128:160], "<u8").reshape(2, 2)[::-1]
-    index_bytes = index.tobytes()
-    file.write_bytes(content[:128] + index_bytes + google_crc32c.value(index_bytes).to_bytes(4, "little"))
+    with_index(tmp_path / "x" / "c" / "0", lambda index: index[::-1])
     assert array[:2].tolist() == [8, 9]
     assert column_of([array]) is None
 

@@ -228,7 +228,21 @@ def test_flipped_bit_raises_before_the_batch(column: str, tmp_path: Path) -> Non
         while True:
             seen |= {*next(batches)["index"].tolist()}
     chunk = int(str(info.value).split("chunk ")[1].split(":")[0])
-    assert not seen & {*range(chunk * 1_024, (chunk + 1) * 1_024)}
+    size = 256 if column == "_index" else 1_024
+    assert not seen & {*range(chunk * size, (chunk + 1) * size)}
+
+
+def test_error_of_damaged_pointers_names_cells_that_there_are(tmp_path: Path) -> None:
+    """indptr has an entry more than cells: here, it is alone in the last chunk."""
+    obs = pd.DataFrame({"depth": np.ones(1_024)}, index=[f"cell {cell}" for cell in range(1_024)])
+    ad.AnnData(sp.csr_matrix(np.eye(1_024, dtype="float32")), obs=obs).write_h5ad(tmp_path / "cells.h5ad")
+    made = loader(collect(tmp_path / "cells.h5ad", tmp_path / "cells.zarr", tell=lambda _: None))
+    file = tmp_path / "cells.zarr" / "dataset_0" / "X" / "indptr" / "c" / "0"
+    content = bytearray(file.read_bytes())
+    content[4 * 1_024 + 4] ^= 1
+    file.write_bytes(content)
+    with pytest.raises(OSError, match=f"{file} is damaged: chunk 1: .* of the cells 1023 of dataset 0"):
+        list(made)
 
 
 @pytest.mark.parametrize("array", ["obs/donor/categories", "var/_index"])

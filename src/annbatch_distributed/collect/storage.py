@@ -30,9 +30,11 @@ from annbatch_distributed.core.values import FILE_DTYPE, SHARD_DIGESTS, file_dig
 _CHUNK = 16
 #: Number of cells of a chunk of a dense matrix, as of annbatch: a run of cells ends where a chunk ends.
 _DENSE_CHUNK = 64
-#: Number of rows of a chunk of columns, names and ``indptr``, the same for all of them, so that a reader finds the
-#: chunks of a run of cells once for all; and of other strings, which are read whole.
-_COLUMN_CHUNK, _STRINGS_CHUNK = 1_024, 4_096
+#: Number of rows of a chunk of columns and of ``indptr``, the same for all of them, so that a reader finds the chunks
+#: of a run of cells once for all.
+_COLUMN_CHUNK = 1_024
+#: Number of names of cells in a chunk: all of them are decoded to read one; and of other strings, which are read whole.
+_NAMES_CHUNK, _STRINGS_CHUNK = 256, 4_096
 #: Number of shards of the values of cells: a shard is encoded in memory. Other arrays are small, and have one.
 _N_SHARDS = 16
 #: Codecs of zarr itself: zarrs leaves out chunks of fill values whatever the setting.
@@ -109,7 +111,7 @@ def _write(
         layout = _layout(element.shape[0], _COLUMN_CHUNK, element.shape[1:])
     elif iospec.encoding_type == "string-array":
         n_rows = element.shape[0]
-        layout = _layout(n_rows, _COLUMN_CHUNK if group.path == "obs" else min(_STRINGS_CHUNK, n_rows))
+        layout = _layout(n_rows, _NAMES_CHUNK if group.path == "obs" else min(_STRINGS_CHUNK, n_rows))
     write(group, name, element, dataset_kwargs={**dataset_kwargs, **layout})
 
 
