@@ -10,7 +10,7 @@ import anndata as ad
 import numpy as np
 import zarr
 import zarrs  # noqa: F401 registers the codecs that annbatch recommends
-from annbatch import Loader, write_sharded
+from annbatch import DatasetCollection, Loader, write_sharded
 from annbatch.samplers import RandomSampler
 from torch.utils.data import DataLoader
 
@@ -31,6 +31,8 @@ WORKERS = 2
 UNCOMPRESSED = "uncompressed"
 #: Collections that ``annbatch-distributed collect`` writes: by default, and with ``--compression none``.
 COLLECTED, COLLECTED_UNCOMPRESSED = "collect", "collect, uncompressed"
+#: In narrow dtypes, as they are stored.
+AS_STORED = "as stored"
 
 
 def write(source: Path, folder: Path) -> None:
@@ -53,13 +55,17 @@ def loader(folder: Path, configuration: Configuration, dist_info: Rank, way: str
         made: Loader[Any, Any] = Loader(batch_sampler=theirs, preload_to_gpu=False)
     else:
         ours = DistributedSampler(sampler, dist_info=dist_info, seed=0)
-        made = StatefulLoader(batch_sampler=ours, preload_to_gpu=False, prefetch=int("prefetch" in way))
+        dtype = "stored" if way.endswith(AS_STORED) else None
+        made = StatefulLoader(batch_sampler=ours, preload_to_gpu=False, prefetch=int("prefetch" in way), dtype=dtype)
     # the longest name, as one is a part of another
     stores = [name for name in (COLLECTED_UNCOMPRESSED, UNCOMPRESSED, COLLECTED) if name in way]
+    if stores and stores[0] != UNCOMPRESSED:
+        collection = DatasetCollection(zarr.open_group(folder / stores[0], mode="r"))
+        # as from_collection does
+        return made.use_collection(collection, **{"names": False} if isinstance(made, StatefulLoader) else {})
     group: Any = zarr.open_group(folder / (stores[0] if stores else "annbatch") / "dataset_0", mode="r")
-    obs: Any = ad.io.read_elem(group["obs"])
-    cells, obs = group["X"], obs[["cell_type", "donor"]]
-    return made.add_adata(ad.AnnData(cells if isinstance(cells, zarr.Array) else ad.io.sparse_dataset(cells), obs=obs))
+    cells = group["X"] if isinstance(group["X"], zarr.Array) else ad.io.sparse_dataset(group["X"])
+    return made.add_adata(ad.AnnData(cells, obs=ad.io.read_elem(group["obs"])))
 
 
 def epoch_of(made: Loader[Any, Any], epoch: int) -> Iterator[Any]:
@@ -84,7 +90,9 @@ def loaders(folder: Path, configuration: Configuration, rank: int, world_size: i
     ways: dict[str, Way] = {}
     ours = "annbatch-distributed", "annbatch-distributed, prefetch=1"
     others = [f"annbatch, {UNCOMPRESSED}"]
-    others += [f"{name}, {store}" for store in (COLLECTED, COLLECTED_UNCOMPRESSED) for name in ours]
+    # annbatch, too, so that storage and code can be told apart
+    others += [f"{name}, {store}" for store in (COLLECTED, COLLECTED_UNCOMPRESSED) for name in ("annbatch", *ours)]
+    others += [f"annbatch-distributed, {COLLECTED_UNCOMPRESSED}, {AS_STORED}"]
     for name in ("annbatch", "annbatch, again", *ours, *others):
         ways[name] = partial(epoch_of, loader(folder, configuration, Rank(rank, world_size), name))
     for name in ("annbatch", "annbatch-distributed"):

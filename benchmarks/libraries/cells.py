@@ -74,6 +74,8 @@ def numbers_of(cells: Any) -> list[int]:  # noqa: ANN401 whatever a library yiel
     if str(getattr(cells, "layout", "")) == "torch.sparse_csr":
         rows = cells.crow_indices().numpy()[:-1, None] + np.arange(_DIGITS)
         digits = cells.values().numpy()[rows]
+    elif type(cells).__name__ == "CSRRows":
+        digits = cells.data[cells.indptr[:-1, None] + np.arange(_DIGITS)]
     elif hasattr(cells, "tocsr"):
         digits = cells.tocsr()[:, :_DIGITS].toarray()
     else:

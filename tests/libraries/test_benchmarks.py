@@ -11,7 +11,7 @@ from xml.etree import ElementTree as ET
 
 import pytest
 
-from benchmarks import growth, reading
+from benchmarks import growth, labels, reading, sizes
 from tests.processes.launch import forked, run
 
 if TYPE_CHECKING:
@@ -125,6 +125,22 @@ def test_growth_benchmark_shows_exponents(tmp_path: Path) -> None:
         assert second["size"] == 10 * first["size"]
         assert first["exponent"] is None
         assert second["exponent"] == pytest.approx(math.log10(second["seconds"] / first["seconds"]))
+
+
+def test_labels_benchmark_measures_each_kind(tmp_path: Path) -> None:
+    written = tmp_path / "labels.json"
+    lines_of("labels.py", "--small", "--out", written)
+    lines = json.loads(written.read_text())["lines"]
+    assert [line["kind"] for line in lines] == [*labels.KINDS]
+    assert all(line[name] > 0 for line in lines for name in ("first batch, s", "us a cell"))
+
+
+def test_sizes_benchmark_measures_each_batch_size(tmp_path: Path) -> None:
+    written = tmp_path / "sizes.json"
+    lines_of("sizes.py", "--small", "--out", written)
+    lines = json.loads(written.read_text())["lines"]
+    assert [tuple(line["sizes"]) for line in lines] == [*sizes.SIZES]
+    assert all(line["least"] > 0 for line in lines)
 
 
 def test_representativeness_benchmark_orders_shardings(tmp_path: Path) -> None:

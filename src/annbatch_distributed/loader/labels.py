@@ -48,7 +48,7 @@ class Strings:
         """Return the strings of some rows; a DamagedChunkError if they aren't as they were written."""
         if self._shards is None or self._shards.dtype != object:
             return pd.Index(ad.io.read_elem(self._stored))[rows]
-        wanted = np.arange(self._n_strings)[rows]
+        wanted = np.arange(*rows.indices(self._n_strings)) if isinstance(rows, slice) else rows
         strings = np.empty(len(wanted), dtype=object)
         chunk_reader.read(self._shards, *runs(wanted), strings)
         # pandas takes no strings at all for objects
