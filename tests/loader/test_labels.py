@@ -315,6 +315,27 @@ def test_datasets_of_different_categories_are_in_memory(tmp_path: Path) -> None:
     check(in_memory(joined, names=True), whole(joined), names=True)
 
 
+def test_names_that_are_only_read_together_are_in_memory(tmp_path: Path) -> None:
+    """All names of a dataset would be read for each load request; without names, labels are read with the rows."""
+    ad.AnnData(np.ones((100, 3), "float32"), obs=labels_of(100, 0)).write_h5ad(tmp_path / "cells.h5ad")
+    collect(tmp_path / "cells.h5ad", tmp_path / "cells.zarr", tell=lambda _: None)
+    obs: Any = zarr.open_group(tmp_path / "cells.zarr" / "dataset_0" / "obs", mode="a", use_consolidated=False)
+    names = ad.io.read_elem(obs).index
+    del obs["_index"]
+    with ad.settings.override(allow_write_nullable_strings=True):
+        ad.io.write_elem(obs, "_index", pd.array(names, dtype="string"))
+    zarr.consolidate_metadata(str(tmp_path / "cells.zarr" / "dataset_0"))
+    (tmp_path / "cells.zarr" / "zarr.json").unlink()
+    zarr.open_group(tmp_path / "cells.zarr", mode="a")
+    written = DatasetCollection(zarr.open_group(tmp_path / "cells.zarr", mode="r"))
+    check(in_memory(written, names=True), whole(written), names=True)
+    made = loader(written, names=False)
+    assert made._labels is not None
+    check(made, whole(written))
+    cells = made.cells_of(0)
+    assert cells["cell"].tolist() == names[cells["row"]].tolist()
+
+
 def test_dataset_that_is_added_later_has_labels_too(collection: DatasetCollection) -> None:
     """All labels are in memory then, as of others that look for them in annbatch's attribute."""
     obs, made = whole(collection), loader(collection, names=True)

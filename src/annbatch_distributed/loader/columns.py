@@ -19,7 +19,7 @@ from annbatch_distributed.loader.files import StoredFile
 from annbatch_distributed.loader.shards import DamagedChunkError, Shards, verifies
 
 #: Largest number of rows of a chunk: of larger ones, most of what is read would not be of the wanted rows.
-_MOST_ROWS = 4_096
+MOST_ROWS = 4_096
 
 
 class _Run(NamedTuple):
@@ -169,7 +169,7 @@ class Column:
 
 def _is_column(part: Shards) -> bool:
     """Return True if an array has one value for each row, in small chunks that aren't compressed, in one file."""
-    is_small = part.chunk_size <= _MOST_ROWS and part.n_rows <= part.shard_size
+    is_small = part.chunk_size <= MOST_ROWS and part.n_rows <= part.shard_size
     return is_small and not part.row_shape and part.decode is None
 
 

@@ -21,7 +21,7 @@ from zarr.storage import LocalStore
 from annbatch_distributed.core.rows import runs
 from annbatch_distributed.core.values import Int64Array
 from annbatch_distributed.loader import chunk_reader
-from annbatch_distributed.loader.columns import Chunking, Column, Places, bounds_of
+from annbatch_distributed.loader.columns import MOST_ROWS, Chunking, Column, Places, bounds_of
 from annbatch_distributed.loader.shards import DamagedChunkError, Shards
 
 #: By ``encoding-type``: classes of values and flags of missing ones.
@@ -39,14 +39,20 @@ class Strings:
         # flags of missing strings are in a group with them
         array = stored if isinstance(stored, Array) else stored["values"]
         self._n_strings = int(array.shape[0])
-        self._shards = Shards.of(stored.async_array) if isinstance(stored, Array) else None
+        shards = Shards.of(stored.async_array) if isinstance(stored, Array) else None
+        self._shards = shards if shards is not None and shards.dtype == object else None
+
+    @property
+    def is_read_in_chunks(self) -> bool:
+        """True if some strings are read without all others."""
+        return self._shards is not None and self._shards.chunk_size <= MOST_ROWS
 
     def __len__(self) -> int:
         return self._n_strings
 
     def __getitem__(self, rows: slice | Int64Array) -> pd.Index[Any]:
         """Return the strings of some rows; a DamagedChunkError if they aren't as they were written."""
-        if self._shards is None or self._shards.dtype != object:
+        if self._shards is None:
             return pd.Index(ad.io.read_elem(self._stored))[rows]
         wanted = np.arange(*rows.indices(self._n_strings)) if isinstance(rows, slice) else rows
         strings = np.empty(len(wanted), dtype=object)
@@ -98,50 +104,39 @@ class _Form(NamedTuple):
         return bool(same_order and self.dtype.ordered == other.dtype.ordered)
 
 
+#: Values of a column of all datasets: a function that makes them of the values of some arrays, and these arrays.
+type _Values = tuple[Callable[..., Any], list[Column]]
+
+
 class Labels:
     """Labels of all datasets of a collection, of which only categories are in memory."""
 
     def __init__(
         self,
         lengths: Sequence[int],
-        columns: Mapping[str, tuple[Callable[..., Any], list[Column]]],
+        columns: Mapping[str, _Values],
         names: Sequence[Names] | None,
         index_name: str | None,
     ) -> None:
-        # by name: a function of the values of some columns, and these columns
         self._columns = columns
         self._names = names
         self._index_name = index_name
         self._firsts = [first for first, _ in bounds_of(lengths)]
         self._lengths = lengths
-        chunk_size = next((columns[0].chunk_size for _, columns in columns.values()), 1)
-        self._chunking = Chunking(chunk_size, lengths)
+        _, parts = next(iter(columns.values()))
+        self._chunking = Chunking(parts[0].chunk_size, lengths)
 
     @classmethod
     def of(cls, tables: Sequence[Any], *, names: bool) -> Self | None:
         """Return the labels of the groups ``obs`` of all datasets; None if they can't be read with the rows."""
-        if not isinstance(tables[0].store, LocalStore):  # before anything is read from a remote one
+        # before anything is read from a remote store
+        if not isinstance(tables[0].store, LocalStore) or (columns := _columns_of(tables)) is None:
             return None
-        orders = [list(table.attrs["column-order"]) for table in tables]
-        if not orders[0] or any(order != orders[0] for order in orders):
-            return None
-        columns: dict[str, tuple[Callable[..., Any], list[Column]]] = {}
-        for name in orders[0]:
-            forms = [form for table in tables if (form := _form_of(table[name])) is not None]
-            if len(forms) < len(tables) or not all(form.is_like(forms[0]) for form in forms):
-                return None
-            # the codes of all datasets; or the values of all, and the flags of all
-            by_part = zip(*([Shards.of(array.async_array) for array in form.arrays] for form in forms), strict=True)
-            parts = [column for shards in by_part if (column := Column.of(shards)) is not None]
-            if len(parts) < len(forms[0].arrays):
-                return None
-            columns[name] = forms[0].make, parts
-        if len({part.chunk_size for _, parts in columns.values() for part in parts}) > 1:
+        stored = [Names(number, table) for number, table in enumerate(tables)]
+        if names and not all(own.is_read_in_chunks for own in stored):
             return None
         key = tables[0].attrs["_index"]
-        stored = [Names(number, table) for number, table in enumerate(tables)]
-        lengths = [len(own) for own in stored]
-        return cls(lengths, columns, stored if names else None, None if key == "_index" else key)
+        return cls([len(own) for own in stored], columns, stored if names else None, None if key == "_index" else key)
 
     @property
     def columns(self) -> list[str]:
@@ -191,6 +186,31 @@ def in_memory(table: Any, first: int, *, names: bool) -> pd.DataFrame | None:  #
     columns: dict[str, Any] = {name: ad.io.read_elem(table[name]) for name in table.attrs["column-order"]}
     n_obs = len(next(iter(columns.values())))
     return pd.DataFrame(columns, index=pd.RangeIndex(first, first + n_obs), copy=False)
+
+
+def _columns_of(tables: Sequence[Any]) -> dict[str, _Values] | None:
+    """Return the columns of the groups ``obs`` of all datasets; None if they can't be read with the rows."""
+    orders = [list(table.attrs["column-order"]) for table in tables]
+    if not orders[0] or any(order != orders[0] for order in orders):
+        return None
+    columns: dict[str, _Values] = {}
+    for name in orders[0]:
+        if (values := _values_of([table[name] for table in tables])) is None:
+            return None
+        columns[name] = values
+    same_chunks = len({part.chunk_size for _, parts in columns.values() for part in parts}) == 1
+    return columns if same_chunks else None
+
+
+def _values_of(elements: Sequence[Any]) -> _Values | None:
+    """Return a column of all datasets; None if it can't be read with the rows."""
+    forms = [form for element in elements if (form := _form_of(element)) is not None]
+    if len(forms) < len(elements) or not all(form.is_like(forms[0]) for form in forms):
+        return None
+    # the codes of all datasets; or the values of all, and the flags of all
+    by_part = zip(*([Shards.of(array.async_array) for array in form.arrays] for form in forms), strict=True)
+    parts = [column for shards in by_part if (column := Column.of(shards)) is not None]
+    return (forms[0].make, parts) if len(parts) == len(forms[0].arrays) else None
 
 
 def _form_of(element: Any) -> _Form | None:  # noqa: ANN401 an array or a group of zarr's
