@@ -348,9 +348,11 @@ def test_dataset_that_is_added_later_has_labels_too(collection: DatasetCollectio
 
 
 def test_loader_takes_one_collection(collection: DatasetCollection) -> None:
-    made = loader(collection)
-    with pytest.raises(RuntimeError, match="A loader takes one collection, and it has one"):
-        made.use_collection(collection)
+    """Also if annbatch's loader has added it."""
+    theirs = Loader(batch_sampler=sampler(), preload_to_gpu=False).use_collection(collection)
+    for made in (loader(collection), StatefulLoader.from_loader(theirs)):
+        with pytest.raises(RuntimeError, match="A loader takes one collection, and it has one"):
+            made.use_collection(collection)
 
 
 @given(data=st.data())

@@ -65,7 +65,7 @@ def first_difference(ours: Sequence[AnyNames], theirs: Sequence[AnyNames]) -> tu
 
 
 def _part(names: Sequence[AnyNames], bounds: Sequence[int], start: int, stop: int) -> pd.Index[Any]:
-    """Return some names within one dataset; ``bounds`` are those of the datasets."""
+    """Return some names within one dataset; ``bounds`` are the bounds of the datasets."""
     number = bisect_right(bounds, start) - 1
     return names[number][start - bounds[number] : stop - bounds[number]]
 

@@ -62,7 +62,7 @@ class Chunking:
         rows = np.concatenate([*rows_of.values()])
         within = rows // self.chunk_size
         wanted = first + within
-        # rows of one chunk mostly follow each other: the chunks 1 1 0 0 1 are those of the stretches 1 0 1
+        # rows of one chunk mostly follow each other: the chunks 1 1 0 0 1 have the stretches 1 0 1
         begins = np.flatnonzero(np.diff(wanted, prepend=-1))
         chunks, place_of = np.unique(wanted[begins], return_inverse=True)
         place = np.repeat(place_of, np.diff(begins, append=len(rows)))
@@ -90,7 +90,7 @@ class Column:
     def of(cls, parts: Sequence[Shards | None], *, n_more: int = 0) -> Self | None:
         """Return a column of the arrays of all datasets; None if it can't be read as one.
 
-        ``n_more`` is the number of values beyond those of cells: 1 for ``indptr``. Raises an OSError if a file is
+        ``n_more`` is the number of values beyond one for each cell: 1 for ``indptr``. Raises an OSError if a file is
         damaged.
         """
         known = [part for part in parts if part is not None and _is_column(part)]

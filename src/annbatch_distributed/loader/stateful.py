@@ -187,7 +187,6 @@ class StatefulLoader(EpochLoader, Loader[Any, Any]):
         self._names: dict[int, AnyNames] = {}
         # labels that aren't in memory; None if those that there are are in annbatch's tables
         self._labels: Labels | None = None
-        self._has_collection = False
         # the number of datasets, and their identity: progress bars call len() in each step
         self._identified: tuple[int, dict[str, Any]] = (0, {})
         # the number of datasets, and the dtype of their files, which is asked for with each load request
@@ -373,7 +372,6 @@ class StatefulLoader(EpochLoader, Loader[Any, Any]):
             - {
                 "_names",
                 "_labels",
-                "_has_collection",
                 "_genes_measured",
             }
         )
@@ -429,7 +427,7 @@ class StatefulLoader(EpochLoader, Loader[Any, Any]):
             so that reading would hang; see :doc:`DataLoader workers </performance>`.
         """
         zarrs_checks.check_zarrs_answers(lambda: "zarrs" in zarr.config.get("codec_pipeline.path"))
-        if self._has_collection:
+        if self._collection_added:  # annbatch's own attribute, so that its loaders' collections count, too
             raise RuntimeError(
                 "A loader takes one collection, and it has one. Write all files to one collection, which shuffles them "
                 "together, or add datasets with add_adatas."
@@ -445,10 +443,10 @@ class StatefulLoader(EpochLoader, Loader[Any, Any]):
             self._add_stored(groups, names=names)
         else:
             super().use_collection(collection, **{} if load_adata is None else {"load_adata": load_adata})
-        self._has_collection = True
+        self._collection_added = True
         if self._tells_files:
             self._genes_measured = _measured_in(collection)
-            if any("src_path" not in self._columns_of(number) for number in range(len(groups))):
+            if any("src_path" not in self._columns_of(number) for number in range(len(data_in(self)))):
                 raise ValueError("return_file=True needs the column src_path of obs. Let load_adata load this column.")
         return self
 
