@@ -62,6 +62,9 @@ def wheel(session: nox.Session) -> None:
     """Build the distributions, and use the wheel where torch and jax are not installed."""
     with tempfile.TemporaryDirectory() as folder:
         session.run_install("uv", "build", "--quiet", f"--out-dir={folder}")  # the wheel is built from the sdist
+        sizes = {path.name: path.stat().st_size for path in Path(folder).iterdir()}
+        if max(sizes.values()) > 3_000_000:
+            session.error(f"A distribution has files that don't belong to the project. Bytes: {sizes}")
         (built,) = Path(folder).glob("*.whl")
         session.install(str(built))
     session.run("python", ".ci/check_wheel.py")
