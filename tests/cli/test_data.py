@@ -15,11 +15,12 @@ import pytest
 import scipy.sparse as sp
 import zarr
 from annbatch import DatasetCollection, Loader
+from zarr.storage import MemoryStore
 
 from annbatch_distributed import Rank, StatefulLoader
 from annbatch_distributed.cli import main
 from annbatch_distributed.collect import collect
-from annbatch_distributed.loader.damage import damage_in, files_of
+from annbatch_distributed.loader.damage import Damage, cells_with, damage_in, files_of
 from tests.cli.page import check_schema
 
 if TYPE_CHECKING:
@@ -156,6 +157,14 @@ def _but(cells: set[int]) -> Any:
     flags = np.ones(N_OBS, bool)
     flags[sorted(cells)] = False
     return flags
+
+
+@pytest.mark.parametrize(("values", "rows"), [((0, 3), (0, 1)), ((2, 4), (0, 3)), ((3, 5), (2, 3)), ((4, 9), (2, 3))])
+def test_cells_of_values_are_those_between_their_pointers(values: tuple[int, int], rows: tuple[int, int]) -> None:
+    """Rows of 3, 0 and 2 values; the last chunk may be longer than the array."""
+    group = zarr.create_group(MemoryStore())
+    ad.io.write_elem(group, "X", sp.csr_matrix([[1, 1, 1], [0, 0, 0], [1, 1, 0]]))
+    assert cells_with(Damage("", *values), "X/data", group) == rows
 
 
 def test_damage_of_names_concerns_all_cells(copied: Path, capsys: pytest.CaptureFixture[str]) -> None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import pickle
 import shutil
+from contextlib import nullcontext
 from tempfile import TemporaryDirectory
 from typing import TYPE_CHECKING, Any, NamedTuple
 
@@ -19,6 +20,7 @@ from zarr.storage import LocalStore, MemoryStore
 
 from annbatch_distributed.loader import chunk_reader, shards
 from annbatch_distributed.loader.shards import DamagedChunkError, Shards
+from tests.workers import as_worker
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -424,3 +426,26 @@ def test_error_in_a_thread_is_raised_after_all_have_ended(tmp_path: Path, monkey
         for _ in range(20):
             with pytest.raises(DamagedChunkError, match="c/3/0"):
                 read_all(own)
+
+
+@pytest.mark.parametrize(
+    ("most", "in_worker", "n_threads"),
+    [(None, False, 3), (None, True, 1), (2, False, 2), (2, True, 2), (1, False, 1)],
+)
+def test_chunks_are_decoded_in_the_threads_that_zarr_allows(
+    most: int | None, in_worker: bool, n_threads: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """By default, in one for each core, but in one in a worker, of which there is one for each core."""
+    read, asked_for = chunk_reader._run, []
+
+    def run(fill: Any, reads: Any, n_threads: int) -> None:
+        asked_for.append(n_threads)
+        read(fill, reads, n_threads)
+
+    monkeypatch.setattr(chunk_reader, "_run", run)
+    monkeypatch.setattr(chunk_reader, "n_cores", lambda: 3)
+    monkeypatch.setattr(chunk_reader, "_WORTH_A_THREAD", 1)
+    own = known(Layout(codec="lz4").write(tmp_path))
+    with zarr.config.set({"threading.max_workers": most}), as_worker(0, 1) if in_worker else nullcontext():
+        read_all(own)
+    assert asked_for == [n_threads]

@@ -301,18 +301,48 @@ def test_labels_of_other_collections_are_those_of_annbatch(names: bool, tmp_path
     assert row["cell"].tolist() == whole(written).index[row["row"]].tolist()
 
 
-def test_datasets_of_different_categories_are_in_memory(tmp_path: Path) -> None:
-    """As pandas joins them; also if only the order of the categories differs."""
-    for number, kinds in enumerate((["a", "b"], ["b", "a"])):
-        obs = pd.DataFrame({"kind": pd.Categorical(["a", "b"] * 40, kinds)}, index=[f"{number}-{c}" for c in range(80)])
-        ad.AnnData(np.ones((80, 3), "float32"), obs=obs).write_h5ad(tmp_path / f"{number}.h5ad")
-        collect(tmp_path / f"{number}.h5ad", tmp_path / f"{number}.zarr", tell=lambda _: None)
-    (tmp_path / "1.zarr" / "dataset_0").rename(tmp_path / "0.zarr" / "dataset_1")
-    (tmp_path / "0.zarr" / "zarr.json").unlink()
-    zarr.open_group(tmp_path / "0.zarr", mode="a")
-    joined = DatasetCollection(zarr.open_group(tmp_path / "0.zarr", mode="r"))
-    assert len(list(joined)) == 2
-    check(in_memory(joined, names=True), whole(joined), names=True)
+def joined(folder: Path, tables: list[pd.DataFrame]) -> DatasetCollection:
+    """Join datasets that were collected one by one, as another tool may; they have one ``src_path``."""
+    for number, obs in enumerate(tables):
+        ad.AnnData(np.ones((len(obs), 3), "float32"), obs=obs).write_h5ad(folder / "cells.h5ad")
+        collect(folder / "cells.h5ad", folder / f"{number}.zarr", tell=lambda _: None)
+        if number:
+            (folder / f"{number}.zarr" / "dataset_0").rename(folder / "0.zarr" / f"dataset_{number}")
+    return opened_again(folder / "0.zarr")
+
+
+def opened_again(path: Path) -> DatasetCollection:
+    """Open a collection that was changed by hand."""
+    for dataset in path.glob("dataset_*"):
+        zarr.consolidate_metadata(str(dataset))
+    (path / "zarr.json").unlink()
+    zarr.open_group(path, mode="a")
+    return DatasetCollection(zarr.open_group(path, mode="r"))
+
+
+def kinds(*labels: str, ordered: bool = False) -> dict[str, Any]:
+    return {"kind": pd.Categorical(["a", "b"] * 40, labels, ordered=ordered)}
+
+
+#: Columns of two datasets whose labels can't be put together as they are stored.
+DIFFERENT: dict[str, list[dict[str, Any]]] = {
+    "categories": [kinds("a", "b"), kinds("a", "b", "c")],
+    "order of categories": [kinds("a", "b"), kinds("b", "a")],
+    "ordered": [kinds("a", "b"), kinds("a", "b", ordered=True)],
+    "dtype": [{"kind": np.arange(80)}, {"kind": np.arange(80) / 2}],
+    "order of columns": [kinds("a", "b") | {"depth": 1.0}, {"depth": 1.0} | kinds("a", "b")],
+}
+
+
+@pytest.mark.parametrize("difference", [None, *DIFFERENT])
+def test_labels_that_differ_among_datasets_are_in_memory(difference: str | None, tmp_path: Path) -> None:
+    """As pandas joins them."""
+    columns = [kinds("a", "b")] * 2 if difference is None else DIFFERENT[difference]
+    tables = [pd.DataFrame(own, index=[f"{number}-{cell}" for cell in range(80)]) for number, own in enumerate(columns)]
+    written = joined(tmp_path, tables)
+    made = loader(written, names=True)
+    assert (made._labels is None) == (difference is not None)
+    check(made, whole(written), names=True)
 
 
 def test_names_that_are_only_read_together_are_in_memory(tmp_path: Path) -> None:
@@ -324,10 +354,7 @@ def test_names_that_are_only_read_together_are_in_memory(tmp_path: Path) -> None
     del obs["_index"]
     with ad.settings.override(allow_write_nullable_strings=True):
         ad.io.write_elem(obs, "_index", pd.array(names, dtype="string"))
-    zarr.consolidate_metadata(str(tmp_path / "cells.zarr" / "dataset_0"))
-    (tmp_path / "cells.zarr" / "zarr.json").unlink()
-    zarr.open_group(tmp_path / "cells.zarr", mode="a")
-    written = DatasetCollection(zarr.open_group(tmp_path / "cells.zarr", mode="r"))
+    written = opened_again(tmp_path / "cells.zarr")
     check(in_memory(written, names=True), whole(written), names=True)
     made = loader(written, names=False)
     assert made._labels is not None
@@ -336,15 +363,48 @@ def test_names_that_are_only_read_together_are_in_memory(tmp_path: Path) -> None
     assert cells["cell"].tolist() == names[cells["row"]].tolist()
 
 
+def test_index_has_its_name(tmp_path: Path) -> None:
+    ad.AnnData(np.ones((80, 3), "float32"), obs=labels_of(80, 0)).write_h5ad(tmp_path / "cells.h5ad")
+    collect(tmp_path / "cells.h5ad", tmp_path / "cells.zarr", tell=lambda _: None)
+    folder = tmp_path / "cells.zarr" / "dataset_0" / "obs"
+    (folder / "_index").rename(folder / "barcode")
+    zarr.open_group(folder, mode="a", use_consolidated=False).attrs["_index"] = "barcode"
+    written = opened_again(tmp_path / "cells.zarr")
+    made = loader(written, names=True)
+    assert made._labels is not None
+    assert whole(written).index.name == "barcode"
+    check(made, whole(written), names=True)
+
+
+def first_of(collection: DatasetCollection) -> tuple[Any, pd.DataFrame]:
+    """Return the cells of the first dataset, and their labels with other names."""
+    group: Any = next(iter(collection))
+    obs: pd.DataFrame = ad.io.read_elem(group["obs"])
+    return ad.io.sparse_dataset(group["X"]), obs.set_axis([f"more {name}" for name in obs.index])
+
+
+def test_collection_that_is_added_after_a_dataset_has_labels_too(collection: DatasetCollection) -> None:
+    """All labels are in memory then."""
+    made, more = StatefulLoader(batch_sampler=sampler(), return_index=True, preload_to_gpu=False), first_of(collection)
+    made.add_dataset(*more, loader(collection).var)
+    made.use_collection(collection)
+    check(made, pd.concat([more[1], whole(collection)]), names=True)
+
+
+def test_files_of_batches_need_the_column_in_all_datasets(collection: DatasetCollection) -> None:
+    made = StatefulLoader(batch_sampler=sampler(), preload_to_gpu=False, return_file=True)
+    cells, obs = first_of(collection)
+    made.add_dataset(cells, obs.drop(columns="src_path"), loader(collection).var)
+    with pytest.raises(ValueError, match="return_file=True needs the column src_path of obs"):
+        made.use_collection(collection)
+
+
 def test_dataset_that_is_added_later_has_labels_too(collection: DatasetCollection) -> None:
     """All labels are in memory then, as of others that look for them in annbatch's attribute."""
-    obs, made = whole(collection), loader(collection, names=True)
-    group: Any = next(iter(collection))
-    more: pd.DataFrame = ad.io.read_elem(group["obs"])
-    more = more.set_axis([f"more {name}" for name in more.index])
-    made.add_dataset(ad.io.sparse_dataset(group["X"]), more, made.var)
+    made, more = loader(collection, names=True), first_of(collection)
+    made.add_dataset(*more, made.var)
     assert made._labels is None
-    check(made, pd.concat([obs, more]), names=True)
+    check(made, pd.concat([whole(collection), more[1]]), names=True)
 
 
 def test_loader_takes_one_collection(collection: DatasetCollection) -> None:

@@ -178,6 +178,12 @@ def test_indptr_beyond_the_values_raises(name: str, tmp_path: Path) -> None:
         list(ours)
 
 
+def text(folder: Path) -> Cells:
+    array = zarr.create_array(LocalStore(folder), name="X", shape=VALUES.shape, dtype=str, chunks=(20, N_VAR))
+    array[:] = VALUES.astype(str).astype(object)
+    return zarr.open_array(LocalStore(folder), path="X", mode="r")
+
+
 def in_memory_of_zarr(_: Path) -> list[Cells]:
     array = zarr.create_array(MemoryStore(), shape=VALUES.shape, chunks=(16, N_VAR), dtype="float32")
     array[:] = FLOATS
@@ -194,6 +200,7 @@ LEFT_TO_ANNBATCH: dict[str, Callable[[Path], list[Cells]]] = {
     "in memory, sparse": lambda _: [sp.csr_matrix(FLOATS)],
     "several dtypes": lambda folder: [dense(folder / dtype, dtype=dtype) for dtype in ("float32", "int64")],
     "complex numbers": lambda folder: [dense(folder, dtype="complex64")],
+    "text": lambda folder: [text(folder)],
 }
 
 
@@ -258,12 +265,13 @@ def test_unreadable_chunk_raises_at_its_batch(prefetch: int, tmp_path: Path) -> 
 
 @pytest.mark.parametrize("compressors", ["auto", None])
 @pytest.mark.parametrize("to", [None, "torch"])
-def test_damaged_indptr_raises(to: Any, compressors: Any, tmp_path: Path) -> None:
-    """A row with a negative number of values makes no batch, which SciPy and PyTorch would not notice."""
+@pytest.mark.parametrize(("row", "change"), [(20, 30), (0, -1)])
+def test_damaged_indptr_raises(row: int, change: int, to: Any, compressors: Any, tmp_path: Path) -> None:
+    """Rows with a negative number of values, or before the first value, make no batch; SciPy and PyTorch make one."""
     cells = sparse(tmp_path, chunks=(64,), shards=(256,), compressors=compressors)
     indptr = zarr.open_array(LocalStore(tmp_path), path="X/indptr", mode="r+")
     changed: Any = indptr[:]
-    changed[20] += 30
+    changed[row] += change
     indptr[:] = changed
     loader = StatefulLoader(batch_sampler=sampler(), to=to, preload_to_gpu=False).add_dataset(cells)
     for _ in range(2):
