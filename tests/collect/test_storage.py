@@ -130,7 +130,7 @@ def test_chosen_dtype_is_stored(tmp_path: Path) -> None:
 
 
 def test_chunks_and_compression(tmp_path: Path) -> None:
-    """A chunk has the mean number of values of 16 cells, and any compression has the same values."""
+    """A chunk has the mean number of values of 16 cells, or 256 names; any compression has the same values."""
     values = counts(200, 12, 0)
     file, sizes, whole = file_of(tmp_path, values), {}, []
     for compression in ("lz4", "zstd", "none"):
@@ -140,6 +140,8 @@ def test_chunks_and_compression(tmp_path: Path) -> None:
         data: Any = stored_in(collection)["data"]
         assert data.chunks == (int(16 * np.count_nonzero(values) / 200),)
         assert len(data.compressors) == 1 + (compression != "none")  # with the checksum
+        names: Any = zarr.open_array(path / "dataset_0" / "obs" / "_index", mode="r")
+        assert names.chunks == (256,)
         sizes[compression] = sum(one.stat().st_size for one in path.rglob("*") if one.is_file())
         assert f", {sizes[compression] / 1e6:,.1f} MB; stored as uint8" in lines[-1]
         whole.append(collected(collection)[0])

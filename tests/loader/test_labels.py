@@ -363,6 +363,20 @@ def test_names_that_are_only_read_together_are_in_memory(tmp_path: Path) -> None
     assert cells["cell"].tolist() == names[cells["row"]].tolist()
 
 
+def test_columns_of_different_chunks_are_in_memory(tmp_path: Path) -> None:
+    obs = pd.DataFrame({"depth": np.arange(3_000.0), "age": 3}, index=[f"cell {cell}" for cell in range(3_000)])
+    written = joined(tmp_path, [obs])
+    group: Any = zarr.open_group(tmp_path / "0.zarr" / "dataset_0" / "obs", mode="a", use_consolidated=False)
+    attributes = {**group["depth"].attrs}
+    depth = group.create_array(
+        "depth", shape=3_000, dtype="f8", chunks=512, shards=3_072, compressors=None, overwrite=True
+    )
+    depth.attrs.update(attributes)
+    depth[:] = np.arange(3_000.0)
+    written = opened_again(tmp_path / "0.zarr")
+    check(in_memory(written, names=True), whole(written), names=True)
+
+
 def test_index_has_its_name(tmp_path: Path) -> None:
     ad.AnnData(np.ones((80, 3), "float32"), obs=labels_of(80, 0)).write_h5ad(tmp_path / "cells.h5ad")
     collect(tmp_path / "cells.h5ad", tmp_path / "cells.zarr", tell=lambda _: None)

@@ -179,7 +179,8 @@ def test_indptr_beyond_the_values_raises(name: str, tmp_path: Path) -> None:
 
 
 def text(folder: Path) -> Cells:
-    array = zarr.create_array(LocalStore(folder), name="X", shape=VALUES.shape, dtype=str, chunks=(20, N_VAR))
+    layout: Any = {"chunks": (20, N_VAR), "compressors": None}
+    array = zarr.create_array(LocalStore(folder), name="X", shape=VALUES.shape, dtype=str, **layout)
     array[:] = VALUES.astype(str).astype(object)
     return zarr.open_array(LocalStore(folder), path="X", mode="r")
 

@@ -160,7 +160,7 @@ def _opened(datasets: Sequence[Sequence[Array[Any]]]) -> tuple[list[_Cells] | No
     cells = list[_Cells]()
     for number, arrays in enumerate(datasets):
         known = [shards for array in arrays if (shards := Shards.of(array.async_array)) is not None]
-        if not arrays or len(known) < len(arrays) or any(shards.dtype == object for shards in known):
+        if not arrays or len(known) < len(arrays):
             return None, None
         *values, last = known
         cells.append(_Cells(number, tuple(values), last) if values else _Cells(number, (last,), None))

@@ -86,7 +86,7 @@ class Shards:
         store, codecs = array.store_path.store, getattr(array.metadata, "codecs", ())  # zarr 2 has none
         if type(store) is not LocalStore or not IS_SUPPORTED or not array.shape:
             return None
-        is_text = array.dtype.kind in _STRINGS
+        is_text = array.dtype.kind in _STRINGS and array.ndim == 1
         try:
             chunks, shards = array.chunks, array.shards or array.chunks
         except NotImplementedError:  # of different sizes
