@@ -21,7 +21,7 @@ def test_every_library_reads_the_same_cells(tmp_path: Path) -> None:
     written = json.loads(out.with_suffix(".json").read_text())
     assert set(written["versions"]) == {"python", *end_to_end.LIBRARIES}
     ways = {line["way"] for line in written["lines"]}
-    assert len(ways) == 20
+    assert len(ways) == 22
     assert all(any(way.lower().replace("-", "_").startswith(name) for way in ways) for name in end_to_end.LIBRARIES)
     assert all(line["rows/s"] > 0 for line in written["lines"])
     assert {line["epoch"] for line in written["lines"]} == {0, 1}
