@@ -21,6 +21,7 @@ from annbatch_distributed.collect.datasets import (
     Dataset,
     Piece,
     order_of,
+    selection_of,
     slices_of,
     write_dataset,
 )
@@ -220,10 +221,10 @@ def _datasets(
     n_rows = max(SLICE, int(n_bytes / (PEAK * row_bytes)))
 
     var = contents.var
-    # files with the same genes share their places
+    # files with the same genes share the matrix that selects them
     numbers: dict[tuple[str, ...], int] = {}
     genes_of = [numbers.setdefault(tuple(genes), len(numbers)) for genes in contents.genes]
-    places = [var.index.get_indexer(pd.Index(genes, dtype=object)).astype(np.int32) for genes in numbers]
+    selections = [selection_of(var.index.get_indexer(pd.Index(genes, dtype=object)), len(var)) for genes in numbers]
     measured = np.stack([var.index.isin(genes) for genes in contents.genes], axis=1)
     obs = pd.concat(contents.obs)
     obs["src_path"] = pd.Categorical.from_codes(np.repeat(np.arange(len(files)), [*map(len, contents.obs)]), files)
@@ -239,9 +240,7 @@ def _datasets(
         rows = np.concatenate([np.arange(*bounds) for bounds in slices])
         order = order_of(obs.iloc[rows], rng, group_by)
         own = [*chain.from_iterable(_cut(pieces, firsts, *bounds) for bounds in slices)]
-        # rows in the order 2 0 1 have the places 1 2 0
-        table = obs.iloc[rows[order]]
-        yield Dataset(path, number, own, np.argsort(order), places, table, var, measured, files, storage)
+        yield Dataset(path, number, own, order, selections, obs.iloc[rows[order]], var, measured, files, storage)
 
 
 def _cut(pieces: Sequence[Piece], firsts: Int64Array, start: int, stop: int) -> Iterator[Piece]:
