@@ -245,7 +245,8 @@ def _add_plan(parser: _Parser) -> None:
     group.add_argument("--n-obs", type=_POSITIVE, metavar="N", help="Number of rows, instead of a collection")
     group.add_argument("--ranks", type=_POSITIVE, default=2, metavar="N", help="Number of ranks (default: 2)")
     group.add_argument("--epochs", type=_POSITIVE, default=1, metavar="N", help="Number of epochs (default: 1)")
-    _add_rows_and_sampler(parser, group)
+    _add_rows(group.add_argument)
+    _add_sampler(parser)
     add = parser.add_argument_group("output").add_argument
     add("--by", metavar="COLUMN", help="Count the cells of each rank by a column of obs")
     add("--plot", metavar="FILE", help="Draw the plans into a .png, .svg or .pdf file")
@@ -262,7 +263,8 @@ def _add_check(parser: _Parser) -> None:
     group.add_argument("--data", action="store_true", help=data)
     jobs = "Number of processes that read files under --data (default: one for each core)"
     group.add_argument("--jobs", type=_POSITIVE, metavar="N", help=jobs)
-    _add_rows_and_sampler(parser, group)
+    _add_rows(group.add_argument)
+    _add_sampler(parser)
     _add_json(parser.add_argument_group("output").add_argument)
 
 
@@ -277,7 +279,7 @@ def _add_cells(parser: _Parser) -> None:
     group.add_argument("--steps", type=_steps, required=True, metavar="A:B", help=steps)
     ranks = "Number of ranks of the epoch, or of a job with virtual ranks (default: from the state)"
     group.add_argument("--ranks", type=_POSITIVE, metavar="N", help=ranks)
-    _add_rows_and_sampler(parser, group, of_state=True)
+    _add_rows(group.add_argument, of_state=True)
     add = parser.add_argument_group("output").add_argument
     add("--obs", nargs="+", metavar="COLUMN", help="Columns of obs to show")
     add("--by", metavar="COLUMN", help="Count the cells of each step by a column of obs")
@@ -288,54 +290,49 @@ def _add_json(add: Callable[..., argparse.Action]) -> None:
     add("--json", action="store_true", help="Print only JSON")
 
 
-def _add_rows_and_sampler(parser: _Parser, rows: argparse._ArgumentGroup, *, of_state: bool = False) -> None:
-    """Add the options that determine a plan; under ``of_state``, the defaults are in a state."""
-
-    def add(
-        group: argparse._ArgumentGroup,
-        name: str,
-        about: str,
-        default: object = None,
-        shown: str = "",
-        **options: Any,  # noqa: ANN401 argparse's own
-    ) -> None:
-        shown = "from the state" if of_state else shown or str(default)
-        group.add_argument(name, default=None if of_state else default, help=f"{about} (default: {shown})", **options)
-
-    epoch = "Epoch to list" if of_state else "First epoch"
-    add(rows, "--epoch", epoch, 0, type=_NATURAL, metavar="N")
+def _add_rows(add: Callable[..., argparse.Action], *, of_state: bool = False) -> None:
+    """Add the options that select rows; under ``of_state``, the defaults are in a state."""
+    epoch = "Epoch to list (default: from the state)" if of_state else "First epoch (default: 0)"
+    add("--epoch", default=None if of_state else 0, type=_NATURAL, metavar="N", help=epoch)
+    default = "(default: from the state)" if of_state else "(default: all rows)"
     where = (
         "Select rows by obs: COLUMN=VALUE, COLUMN!=VALUE, or COLUMN for any value. Repeat it for more conditions; "
-        "values of the same column are alternatives"
+        f"values of the same column are alternatives {default}"
     )
-    add(rows, "--where", where, shown="all rows", nargs="+", action="extend", metavar="COLUMN=VALUE")
-    ranges = "Select a range of rows. Repeat it for more ranges"
-    add(rows, "--rows", ranges, shown="all rows", type=_range, action="append", metavar="START:STOP")
-    sampler = parser.add_argument_group("sampler")
+    add("--where", nargs="+", action="extend", metavar="COLUMN=VALUE", help=where)
+    ranges = f"Select a range of rows. Repeat it for more ranges {default}"
+    add("--rows", type=_range, action="append", metavar="START:STOP", help=ranges)
+
+
+def _add_sampler(parser: _Parser) -> None:
+    group = parser.add_argument_group("sampler")
+
+    def add(name: str, about: str, default: object = None, shown: str = "", **options: Any) -> None:  # noqa: ANN401 argparse's own
+        group.add_argument(name, default=default, help=f"{about} (default: {shown or default})", **options)
+
     batch_size = "Number of rows of a batch on each rank"
-    add(sampler, "--batch-size", batch_size, 256, type=_POSITIVE, metavar="N")
+    add("--batch-size", batch_size, 256, type=_POSITIVE, metavar="N")
     by_memory = "chosen by --memory; or 64 if --preload-nchunks or --n-obs is given"
     chunk_size = "Number of consecutive rows to read together"
-    add(sampler, "--chunk-size", chunk_size, shown=by_memory, type=_POSITIVE, metavar="N")
+    add("--chunk-size", chunk_size, shown=by_memory, type=_POSITIVE, metavar="N")
     chunks = "Number of chunks of a load request"
     fewest = "chosen by --memory; or the smallest number, at least 32, that gives whole batches"
-    add(sampler, "--preload-nchunks", chunks, shown=fewest, type=_POSITIVE, metavar="N")
-    if not of_state:
-        memory = "Memory limit of each rank, such as 4GB; ignored if --chunk-size or --preload-nchunks is given"
-        add(sampler, "--memory", memory, "1GiB", type=_size, metavar="SIZE")
-        add(sampler, "--prefetch", "Number of load requests to prefetch", 1, type=_NATURAL, metavar="N")
+    add("--preload-nchunks", chunks, shown=fewest, type=_POSITIVE, metavar="N")
+    memory = "Memory limit of each rank, such as 4GB; ignored if --chunk-size or --preload-nchunks is given"
+    add("--memory", memory, "1GiB", type=_size, metavar="SIZE")
+    add("--prefetch", "Number of load requests to prefetch", 1, type=_NATURAL, metavar="N")
     order = "Read the rows of each rank in order"
-    add(sampler, "--no-shuffle", order, False, shown="shuffle them", action="store_true")
+    add("--no-shuffle", order, False, shown="shuffle them", action="store_true")
     sharding = (
         "Assignment of rows to ranks: contiguous gives each rank one range of rows, shuffled assigns blocks of rows to "
         "the ranks again in each epoch"
     )
-    add(sampler, "--sharding", sharding, "contiguous", choices=["contiguous", "shuffled"])
+    add("--sharding", sharding, "contiguous", choices=["contiguous", "shuffled"])
     remainder = (
         "How to treat rows that don't fill a batch on every rank: drop them, keep them, so that some ranks may "
         "have one batch more, read each row exactly once in equally many batches, or pad with repeated rows"
     )
-    add(sampler, "--remainder", remainder, "exact", choices=["drop", "keep", "exact", "pad"])
+    add("--remainder", remainder, "exact", choices=["drop", "keep", "exact", "pad"])
     virtual = "Number of virtual ranks, a multiple of --ranks, so that steps are the same on any number of ranks"
-    add(sampler, "--virtual-ranks", virtual, shown="none", type=_POSITIVE, metavar="N")
-    add(sampler, "--seed", "Seed of the order", 0, type=_NATURAL, metavar="N")
+    add("--virtual-ranks", virtual, shown="none", type=_POSITIVE, metavar="N")
+    add("--seed", "Seed of the order", 0, type=_NATURAL, metavar="N")

@@ -27,14 +27,13 @@ from annbatch_distributed.core.state import Identity, Position, from_state, stat
 from annbatch_distributed.core.values import MOST_LISTED, few, plural
 from annbatch_distributed.loader.epoch_loader import column_of
 
-_SHARDINGS = {"contiguous": Contiguous, "shuffled": Shuffled}
 #: Classes of samplers and shardings by their names in a state.
 _CLASSES: dict[str, Any] = {f"annbatch.samplers.{kind.__name__}": kind for kind in (RandomSampler, SequentialSampler)}
 _CLASSES |= {"Contiguous": Contiguous, "Independent": Independent, "Shuffled": Shuffled}
 
 
 def loader_of(options: Namespace, state: Any, cells: Cells) -> StatefulLoader:  # noqa: ANN401 the contents of a file
-    """Return rank 0's loader with a state loaded; options must not contradict it."""
+    """Return rank 0's loader with a state loaded; the rows of the options must not contradict it."""
     with _reported(f"--state {options.state}"):
         if isinstance(state, dict) and "sources" in state:
             raise ValueError(
@@ -61,7 +60,7 @@ def _n_ranks(options: Namespace, position: Position) -> int:
     """Return the number of ranks of the epoch to list; notes on stderr say what is assumed."""
     n_saved = position.segments[-1].n_lanes
     if not _is_other_epoch(options, position):
-        if options.ranks and not options.virtual_ranks and n_saved % options.ranks:
+        if options.ranks and n_saved % options.ranks:
             raise ValueError(
                 f"--ranks must divide the {n_saved} ranks that the state has in epoch {position.epoch}, which are then "
                 f"virtual ranks, got {options.ranks}. Omit it"
@@ -69,7 +68,7 @@ def _n_ranks(options: Namespace, position: Position) -> int:
         return options.ranks or n_saved
     if options.ranks is None:
         numbers = dict.fromkeys(str(segment.n_lanes) for segment in position.segments)
-        if len(numbers) > 1 and not options.virtual_ranks:
+        if len(numbers) > 1:
             raise ValueError(
                 f"the state doesn't know on how many ranks epoch {options.epoch} ran, since the number changed in "
                 f"epoch {position.epoch} ({', '.join(numbers)}). Pass it as --ranks"
@@ -78,10 +77,10 @@ def _n_ranks(options: Namespace, position: Position) -> int:
             f"epoch {options.epoch} is listed for {plural(n_saved, 'rank')}, which the state has in epoch "
             f"{position.epoch}. If it ran on a different number, pass that as --ranks."
         )
-    elif not options.virtual_ranks and options.ranks != n_saved:
+    elif options.ranks != n_saved:
         noted(
             f"epoch {options.epoch} is listed for {plural(options.ranks, 'rank')}, where the state has {n_saved} in "
-            f"epoch {position.epoch}. If these are virtual ranks, pass --virtual-ranks {n_saved}."
+            f"epoch {position.epoch}. If these are virtual ranks, omit --ranks."
         )
     return options.ranks or n_saved
 
@@ -98,8 +97,7 @@ def _of_store(state: Mapping[str, Any], loader: StatefulLoader) -> Mapping[str, 
 def _with_seed(state: Mapping[str, Any]) -> dict[str, Any]:
     """Return a state with its root as the seed; the root may come from a generator."""
     identity = state["identity"]
-    # an option is compared with it
-    return {**state, "identity": {**identity, "seed": _seed(None, identity)}}
+    return {**state, "identity": {**identity, "seed": _seed(identity)}}
 
 
 @contextmanager
@@ -191,17 +189,16 @@ def _sampler(options: Namespace, cells: Cells, position: Position, identity: Ide
         sets = _sets(options, cells, identity["sets"])
     else:
         mask = _mask(options, cells, identity["rows"])
-    sizes = {name: getattr(options, name) for name in ("chunk_size", "preload_nchunks", "batch_size")}
     n_lanes = position.segments[-1].n_lanes
     # one rank per lane, unless --ranks is smaller, as the lanes were virtual ranks then
     ranks = n_lanes if _is_other_epoch(options, position) else options.ranks or n_lanes
     return DistributedSampler(
-        _build(identity["sampler"], SequentialSampler if options.no_shuffle else None, sizes),
+        _build(identity["sampler"]),
         dist_info=Rank(0, ranks),
-        remainder=options.remainder or identity["remainder"],
-        sharding=_build(identity["sharding"], _SHARDINGS.get(options.sharding), {}),
-        seed=_seed(options.seed, identity),
-        virtual_ranks=options.virtual_ranks or (None if ranks == n_lanes else n_lanes),
+        remainder=identity["remainder"],
+        sharding=_build(identity["sharding"]),
+        seed=_seed(identity),
+        virtual_ranks=None if ranks == n_lanes else n_lanes,
         mask=mask,
         sets=sets,
     )
@@ -238,22 +235,21 @@ def _sets(options: Namespace, cells: Cells, described: Mapping[str, Any]) -> Cel
     )
 
 
-def _seed(option: int | None, identity: Identity) -> int:
-    """Return the seed of a job: the option, or the seed or root in the state."""
-    return next((seed for seed in (option, identity["seed"], identity["root"]) if isinstance(seed, int)), 0)
+def _seed(identity: Identity) -> int:
+    """Return the seed of a job: the seed or root in the state."""
+    return next((seed for seed in (identity["seed"], identity["root"]) if isinstance(seed, int)), 0)
 
 
-def _build(described: dict[str, Any], kind: Any, options: dict[str, Any]) -> Any:  # noqa: ANN401 of any class
-    """Return the sampler or sharding that a state describes, with the class and settings of the options."""
-    kind = kind or _CLASSES.get(described["type"])
+def _build(described: dict[str, Any]) -> Any:  # noqa: ANN401 of any class
+    """Return the sampler or sharding that a state describes."""
+    kind = _CLASSES.get(described["type"])
     if kind is None:
         raise ValueError(
             f"{described['type']} can't be restored from the state. Call cells_of of the loader, or "
             "rows_of of the sampler, in the script that makes it"
         )
-    # a state has more settings than arguments, and the class of --no-shuffle may have fewer arguments
-    settings = described | {name: value for name, value in options.items() if value is not None}
-    return kind(**{name: value for name, value in settings.items() if name in inspect.signature(kind).parameters})
+    # a state has more settings than arguments
+    return kind(**{name: value for name, value in described.items() if name in inspect.signature(kind).parameters})
 
 
 def run(options: Namespace) -> int:
