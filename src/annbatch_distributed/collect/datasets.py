@@ -23,7 +23,7 @@ from annbatch_distributed.collect.storage import Storage, write_stored
 from annbatch_distributed.core.values import Int64Array
 
 #: Peak memory of writing a dataset, in sizes of its values.
-PEAK = 4
+PEAK = 5
 #: Number of consecutive cells that stay in one dataset, as of annbatch.
 SLICE = 1_000
 
@@ -50,7 +50,7 @@ class Dataset(NamedTuple):
     order: Int64Array
     """Rows of the pieces, in the order of the dataset."""
     genes: list[sp.csr_matrix]
-    """For the genes of some files, the matrix that selects them: rows of a file times it have the genes of all."""
+    """For the genes of some files, the matrix by which their rows are multiplied to have the collection's genes."""
     obs: pd.DataFrame
     """Names and labels, in the order of the dataset."""
     var: pd.DataFrame
@@ -90,9 +90,13 @@ def write_dataset(dataset: Dataset) -> None:
 
 def _values(dataset: Dataset) -> sp.csr_matrix | npt.NDArray[Any]:
     """Return the values of a dataset, in its order."""
-    values = sp.vstack([_rows(piece, dataset) for piece in dataset.pieces], "csr")[dataset.order]
+    rows = (_rows(piece, dataset) for piece in dataset.pieces)
+    if dataset.storage.is_dense:
+        # one by one, as sparse rows of these cells may take several times the memory
+        return np.concatenate([some.toarray() for some in rows])[dataset.order]
+    values = sp.vstack([*rows], "csr")[dataset.order]
     values.sort_indices()
-    return values.toarray() if dataset.storage.is_dense else values
+    return values
 
 
 def _rows(piece: Piece, dataset: Dataset) -> sp.csr_matrix:
