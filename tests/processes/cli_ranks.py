@@ -5,15 +5,14 @@ Ranks are spawned, and import these functions by name.
 
 from __future__ import annotations
 
-import multiprocessing
 import os
 import signal
-import threading
 import time
 from typing import TYPE_CHECKING, Any
 
 from annbatch_distributed import StatefulLoader
 from annbatch_distributed.cli import check
+from annbatch_distributed.core.processes import follow_parent
 
 if TYPE_CHECKING:
     from argparse import Namespace
@@ -43,7 +42,5 @@ def failing(options: Namespace, mask: Any, rank: int, pipe: Connection[Any, Any]
 
 def without_end(options: Namespace, mask: Any, rank: int, pipe: Connection[Any, Any]) -> None:
     """Wait forever, but end with the parent process, as a rank does."""
-    parent = multiprocessing.parent_process()
-    assert parent is not None
-    threading.Thread(target=check._end_with, args=[parent], daemon=True).start()
+    follow_parent()
     time.sleep(1_000)

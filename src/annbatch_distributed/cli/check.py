@@ -8,9 +8,7 @@ from __future__ import annotations
 
 import json
 import multiprocessing
-import os
 import signal
-import threading
 import warnings
 from argparse import Namespace
 from collections.abc import Callable, Iterator
@@ -22,6 +20,7 @@ from time import perf_counter
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from annbatch_distributed.cli import CommandError
+from annbatch_distributed.core.processes import follow_parent
 
 if TYPE_CHECKING:
     from annbatch_distributed import StatefulLoader
@@ -171,9 +170,7 @@ def _messages_of(ranks: dict[Any, BaseProcess]) -> list[Any]:
 
 def _rank(options: Namespace, mask: Any, rank: int, pipe: Connection[Any, Any]) -> None:  # noqa: ANN401 any mask
     """Run a rank until its epochs are read or the parent ends."""
-    # otherwise a rank whose parent was killed would wait forever
-    threading.Thread(target=_end_with, args=[multiprocessing.parent_process()], daemon=True).start()
-    signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C in a terminal reaches all processes; the parent ends this one
+    follow_parent()
     warnings.simplefilter("ignore")  # the parent shows them
 
     def meet(message: Any) -> list[Any]:  # noqa: ANN401 anything
@@ -186,11 +183,6 @@ def _rank(options: Namespace, mask: Any, rank: int, pipe: Connection[Any, Any]) 
     except Exception as error:  # noqa: BLE001 the parent prints it
         with suppress(OSError):  # the parent is gone
             pipe.send(CommandError(f"rank {rank}: {type(error).__name__}: {error}", code=1))
-
-
-def _end_with(parent: BaseProcess) -> None:
-    parent.join()
-    os._exit(1)
 
 
 def as_rank(options: Namespace, mask: Any, rank: int, meet: Meet) -> None:  # noqa: ANN401 any mask

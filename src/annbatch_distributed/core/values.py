@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import hashlib
 import os
+import re
 from collections.abc import Buffer, Iterable, Sequence
 from difflib import get_close_matches
 from functools import partial
@@ -93,6 +94,21 @@ def integer(name: str, value: object, *, least: int | None = None, below: int | 
         got = number if abs(number) < 2**128 else f"an integer of {number.bit_length()} bits"
         raise ValueError(f"{name} must be at least {least}{'' if below is None else f' and below {below}'}, got {got}.")
     return number
+
+
+def as_bytes(memory: int | str) -> int:
+    """Return a number of bytes, from a number or a string such as ``"4GB"``; 1 kB has 1,000 bytes, 1 KiB has 1,024.
+
+    >>> as_bytes("4GB"), as_bytes("1 MiB"), as_bytes(300)
+    (4000000000, 1048576, 300)
+    """
+    if isinstance(memory, str):
+        from dask.utils import parse_bytes
+
+        if not re.fullmatch(r"\d+(\.\d+)? ?([KMGT]i?)?B?", memory, re.IGNORECASE):
+            raise ValueError(f"memory must be a number of bytes or a string such as '4GB', got {memory!r}.")
+        memory = parse_bytes(memory)
+    return integer("memory", memory, least=1)
 
 
 def integers(name: str, values: object, *, below: int | None = None) -> Int64Array:

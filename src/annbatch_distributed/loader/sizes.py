@@ -9,7 +9,6 @@
 from __future__ import annotations
 
 import math
-import re
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from os import PathLike
@@ -21,7 +20,7 @@ from annbatch import DatasetCollection
 
 from annbatch_distributed.core.masks import AnyMask, resolve_mask
 from annbatch_distributed.core.request import MAX_GAP, Request
-from annbatch_distributed.core.values import FILE_DTYPE, integer, plural
+from annbatch_distributed.core.values import FILE_DTYPE, as_bytes, integer, plural
 from annbatch_distributed.loader._annbatch import n_rows_of
 from annbatch_distributed.loader.collection import AnyCollection, as_collection
 from annbatch_distributed.sets import CellSets
@@ -204,21 +203,6 @@ def _check_batch_size(batch_size: int, n_units: int, noun: str) -> None:
 def _size(n_bytes: float) -> str:
     """Format a number of bytes: ``1,000 bytes``, ``2.50 MB``."""
     return f"{n_bytes / 1e6:,.2f} MB" if n_bytes >= 10**5 else f"{n_bytes:,.0f} bytes"
-
-
-def as_bytes(memory: int | str) -> int:
-    """Return a number of bytes, from a number or a string such as ``"4GB"``; 1 kB has 1,000 bytes, 1 KiB has 1,024.
-
-    >>> as_bytes("4GB"), as_bytes("1 MiB"), as_bytes(300)
-    (4000000000, 1048576, 300)
-    """
-    if isinstance(memory, str):
-        from dask.utils import parse_bytes
-
-        if not re.fullmatch(r"\d+(\.\d+)? ?([KMGT]i?)?B?", memory, re.IGNORECASE):
-            raise ValueError(f"memory must be a number of bytes or a string such as '4GB', got {memory!r}.")
-        memory = parse_bytes(memory)
-    return integer("memory", memory, least=1)
 
 
 def sizes_of_sets(

@@ -33,7 +33,7 @@ from zarr.storage import LocalStore
 
 from annbatch_distributed.core.masks import AnyMask, AnyNames, resolve_mask
 from annbatch_distributed.core.request import MAX_GAP, Marks, Request
-from annbatch_distributed.core.values import BOUND, check_arguments, integer
+from annbatch_distributed.core.values import BOUND, as_bytes, check_arguments, integer
 from annbatch_distributed.loader import zarrs_checks
 from annbatch_distributed.loader._annbatch import (
     arrays_in,
@@ -57,7 +57,7 @@ from annbatch_distributed.loader.collection import AnyCollection, as_collection
 from annbatch_distributed.loader.epoch_loader import EpochLoader, column_of
 from annbatch_distributed.loader.labels import Labels, Names, Strings, in_memory
 from annbatch_distributed.loader.local_reader import LocalReader
-from annbatch_distributed.loader.sizes import as_bytes, sizes_of_draws, sizes_of_sets, stored, suggest_sizes
+from annbatch_distributed.loader.sizes import sizes_of_draws, sizes_of_sets, stored, suggest_sizes
 from annbatch_distributed.ranks import DistInfo
 from annbatch_distributed.sampler import DistributedSampler
 from annbatch_distributed.sets import CellSets
