@@ -76,7 +76,7 @@ autodoc_class_signature = "mixed"
 # what keeps its name where it is an annotation, and where that is explained
 autodoc_type_aliases = {
     "AnyCollection": "annbatch_distributed.loader.collection.AnyCollection",
-    "AnyPath": "annbatch_distributed.collect.entries.AnyPath",
+    "AnyPath": "annbatch_distributed.collect.harmonize.entries.AnyPath",
     "AnyMask": "annbatch_distributed.core.masks.AnyMask",
     "DistInfo": "annbatch_distributed.ranks.DistInfo",
     "Gather": "annbatch_distributed.checks.Gather",

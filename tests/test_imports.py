@@ -81,12 +81,22 @@ def test_rooms_import_from_rooms_below() -> None:
         assert not {other.partition(".")[0] for other in imported} & {*ROOMS[: ROOMS.index(room)]}, name
 
 
-def test_collect_imports_only_values_of_core() -> None:
-    """The room ``collect`` uses only ``core.values``, and only the command line uses ``collect``."""
+def test_collect_imports_only_two_modules_of_core() -> None:
+    """The room ``collect`` uses two modules of ``core``, and only the command line uses ``collect``."""
     importing = {name: imported for name, imported in IMPORTS.items() if name.partition(".")[0] == "collect"}
-    assert {name for name in set().union(*importing.values()) if name not in importing} == {"core.values"}
+    outside = {name for name in set().union(*importing.values()) if name not in importing}
+    assert outside == {"core.processes", "core.values"}
     users = {name for name, imported in IMPORTS.items() if imported & {*importing}}
     assert users - {*importing} == {"cli.collect", "cli.data"}
+
+
+def test_rooms_of_collect_do_not_know_each_other() -> None:
+    """``collect.harmonize`` and ``collect.write`` meet only in ``collect.steps``, as cells with matrices."""
+    between = {"core.processes", "core.values", *(f"collect.{name}" for name in ("matrices", "options", "problems"))}
+    for room in ("collect.harmonize", "collect.write"):
+        own = {name for name in IMPORTS if name.startswith(room)}
+        assert len(own) > 5
+        assert set().union(*(IMPORTS[name] for name in own)) - own <= between
 
 
 def test_modules_do_not_import_each_other_in_a_circle() -> None:

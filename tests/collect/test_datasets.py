@@ -7,7 +7,8 @@ from typing import TYPE_CHECKING, Any
 import anndata as ad
 import pytest
 
-from annbatch_distributed.collect import collect, datasets, writing
+from annbatch_distributed.collect import collect
+from annbatch_distributed.collect.write import datasets
 from tests.collect.test_files import GENES, cells_of, counts, quiet
 
 if TYPE_CHECKING:
@@ -20,8 +21,7 @@ if TYPE_CHECKING:
 @pytest.fixture
 def tables(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Callable[..., list[pd.DataFrame]]:
     """Collect two files of 60 cells to several datasets, of slices of 5 cells, and return ``obs`` of each dataset."""
-    for module in (datasets, writing):
-        monkeypatch.setattr(module, "SLICE", 5)
+    monkeypatch.setattr(datasets, "_SLICE", 5)
     files = [tmp_path / f"{name}.h5ad" for name in "ab"]
     for seed, file in enumerate(files):
         cells_of(file.stem, counts(60, 12, seed), GENES, type=[*"xyz"] * 20).write_h5ad(file)

@@ -135,7 +135,7 @@ def test_counts_are_read_from_the_first_place(study: dict[str, Any], tmp_path: P
         collect(files, tmp_path / "cells.zarr", tell=quiet)
     assert "all files must have the same kind of values, got counts in " in str(raised.value)
     assert f"values that are not integers in {files[1]} (X); negative values in {files[2]} (X)" in str(raised.value)
-    assert "The files also have counts, other, raw. Pass layer with" in str(raised.value)
+    assert "The files also have counts, other, raw. Pass the places of" in str(raised.value)
     values, _ = collected(collect(files, tmp_path / "cells.zarr", layer=["counts", "raw", "X"], tell=quiet))
     expected = pd.concat(study.values()).fillna(0)
     assert (values.loc[expected.index, expected.columns] == expected).all(axis=None)
@@ -155,14 +155,14 @@ def test_problems_of_all_files_are_one_error(study: dict[str, Any], tmp_path: Pa
         collect([tmp_path / name for name in names], tmp_path / "cells.zarr", layer="counts", tell=quiet, **options)
     problems = "\n".join(raised.value.args)
     for message in (
-        "a.h5ad: has no counts, but layer other, X. Name one of these with layer",
+        "a.h5ad: has no counts, but layer other, X. Name one of these, as in layer=['other'], or",
         "cut.h5ad: can't be read as h5ad: OSError",
         "packed.h5ad: can't be read as h5ad: it is compressed as a whole. Run gunzip",
         "of_10x.h5: can't be read as h5ad: it has no obs and var, but matrix. It is a 10x file",
         "none.h5ad: no such file",
         "c.h5ad: has no counts, but X, raw",
-        "group_by: columns must be kept, got donor. Add them to obs",
-        "labels: columns must be kept, got plant. Add them to obs",
+        "group_by: columns must be kept, got donor. Pass obs=['type', 'plate', 'donor']",
+        "labels: columns must be kept, got plant. Pass obs=['type', 'plate', 'plant']",
     ):
         assert message in problems
     assert sorted(path.name for path in tmp_path.iterdir() if path.name.startswith("cells")) == []
@@ -294,5 +294,24 @@ def test_kinds_of_values_are_not_mixed(tmp_path: Path) -> None:
 
 def test_repeated_columns_after_renaming_are_refused(study: dict[str, Any], tmp_path: Path) -> None:
     del study
-    with pytest.raises(Problems, match="obs has two columns type after rename"):
+    with pytest.raises(Problems, match="obs has two columns type after they were renamed"):
         collect(tmp_path / "a.h5ad", tmp_path / "cells.zarr", rename={"stage": "type"}, tell=quiet)
+
+
+def test_values_that_are_no_counts_are_named(tmp_path: Path) -> None:
+    """The line of a file says what its values are, and what is not collected."""
+    values = counts(30, 4, 0)
+    changes: dict[str, tuple[Any, str]] = {
+        "logged": (np.log1p(values), "float32; not all values are integers; they look log-normalized"),
+        "scaled": (values - values.mean(), " values are negative, as after scaling"),
+        "unknown": (np.where(values > 1, np.nan, values), "values are NaN"),
+        "half": (values.astype("float16"), "4 genes, float32"),
+    }
+    for name, (changed, expected) in changes.items():
+        cells = ad.AnnData(changed)
+        cells.layers["raw"] = cells.obsm["X_pca"] = cells.X
+        cells.write_h5ad(tmp_path / f"{name}.h5ad")
+        lines: list[str] = []
+        collect(tmp_path / f"{name}.h5ad", tmp_path / f"{name}.zarr", tell=lines.append)
+        assert expected in lines[0]
+        assert "not collected: layer raw (1 file), obsm X_pca (1 file)" in lines

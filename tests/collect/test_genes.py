@@ -10,13 +10,15 @@ import numpy as np
 import pandas as pd
 import pytest
 import scipy.sparse as sp
+from annbatch import DatasetCollection
 from hypothesis import given
 from hypothesis import strategies as st
 
+from annbatch_distributed import AlignedLoader, Rank, StatefulLoader
 from annbatch_distributed.collect import Problems, collect
-from annbatch_distributed.collect.entries import Entry
-from annbatch_distributed.collect.files import File
-from annbatch_distributed.collect.genes import named
+from annbatch_distributed.collect.harmonize.files import File
+from annbatch_distributed.collect.harmonize.genes import named
+from annbatch_distributed.collect.matrices import Source
 from tests.collect.test_files import quiet
 
 #: Genes, of which some have the same name, one the name that anndata gives to a second one, and one no id.
@@ -46,8 +48,8 @@ def test_genes_of_one_name_are_told_apart(files: list[tuple[bool, list[tuple[str
     for number, (has_ids, features) in enumerate(files):
         ids = {"gene_ids": [one for _, one in features]} if has_ids else {}
         var = pd.DataFrame(ids, index=[name for name, _ in features], dtype=object)
-        entry = Entry(Path(f"{number}.h5ad"), None, ("X",))
-        inputs.append(File(entry, "X", pd.DataFrame(), var, np.dtype("f4"), False, None, [], [], [], []))
+        source = Source(Path(f"{number}.h5ad"), None)
+        inputs.append(File(source, "X", pd.DataFrame(), var, np.dtype("f4"), False, None, [], [], [], []))
     names = [[name for name, _ in features] for _, features in files]
     repeated = {name for own in names for name in own if own.count(name) > 1}
     shared = {name for name in repeated if sum(name in own for own in names) > 1}
@@ -113,3 +115,59 @@ def test_feature_types_are_chosen(tmp_path: Path) -> None:
     assert any(f"no column feature_types in var of {third}: all features" in line for line in lines)
     with pytest.raises(Problems, match=r"feature_types: no file has Peaks. They have Antibody Capture \(1\), Gene"):
         collect([first, second], tmp_path / "none.zarr", feature_types=["Peaks"], tell=quiet)
+
+
+def test_genes_are_matched_by_name(tmp_path: Path) -> None:
+    """Values stay with the names of genes, whatever their order; only shared genes are kept if a user says so."""
+    genes = {"abcd": 1, "dcbe": 2, "bcd": 3}
+    files = [
+        write(tmp_path / f"{name}.h5ad", [(gene, str(10 * n + ord(gene))) for gene in name])
+        for name, n in genes.items()
+    ]
+    expected = {f"{name}0": {gene: 10 + 10 * n + ord(gene) for gene in name} for name, n in genes.items()}
+    for join, kept in (("outer", "abcde"), ("inner", "bcd")):
+        lines: list[str] = []
+        values, _ = values_of(collect(files, tmp_path / f"{join}.zarr", join=join, tell=lines.append))
+        assert sorted(values) == [*kept]
+        for cell, own in expected.items():
+            assert values.loc[cell].to_dict() == {gene: own.get(gene, 0) for gene in kept}
+        used = "the genes of any file" if join == "outer" else "the shared genes"
+        assert any(f"genes: 3 in all files, 5 in any file; using {used}" in line for line in lines)
+
+
+def test_genes_without_a_common_name_are_an_error(tmp_path: Path) -> None:
+    files = [write(tmp_path / f"{name}.h5ad", [(gene, "1") for gene in name]) for name in ("abcd", "wxyz", "dvwx")]
+    with pytest.raises(Problems, match=r"no gene is in all files: .*abcd.h5ad has a, b, c, ..., and .* has w, x, y"):
+        collect(files[:2], tmp_path / "cells.zarr", tell=quiet)
+    values, _ = values_of(collect(files[:2], tmp_path / "cells.zarr", join="outer", tell=quiet))
+    assert sorted(values) == [*"abcdwxyz"]
+    lines: list[str] = []
+    collect([files[0], files[2]], tmp_path / "other.zarr", tell=lines.append)
+    assert any(f"WARNING: only 1 of the 4 genes of {files[0]} are in all files" in line for line in lines)
+
+
+def test_batches_tell_which_genes_were_measured(tmp_path: Path) -> None:
+    """A gene that a file doesn't have is 0 in its cells, and not measured."""
+    files = [write(tmp_path / f"{name}.h5ad", [(gene, "1") for gene in name]) for name in ("abcd", "cdef")]
+    collection = collect(files, tmp_path / "cells.zarr", tell=quiet)
+    loader = StatefulLoader.from_collection(
+        collection, dist_info=Rank(0, 1), batch_size=4, return_file=True, names=True
+    )
+    assert list(loader.genes_measured.index) == list(map(str, files))
+    n_cells = 0
+    for batch in loader:
+        names = np.array(["abcd", "cdef"])[batch["file"]]
+        assert [name[:-1] for name in batch["obs"].index] == names.tolist()
+        for name, mask in zip(names, loader.genes_measured.to_numpy()[batch["file"]], strict=True):
+            assert "".join(loader.genes_measured.columns[mask]) == name
+        n_cells += len(names)
+    assert n_cells == 6
+    again = AlignedLoader({"rna": loader}, batch_sampler=loader.sampler)
+    assert "file" in next(iter(again))["rna"]
+    plain = StatefulLoader.from_collection(collection, dist_info=Rank(0, 1), batch_size=4)
+    assert "file" not in next(iter(plain))
+    with pytest.raises(ValueError, match="return_file=True"):
+        _ = plain.genes_measured
+    other = DatasetCollection(tmp_path / "other.zarr").add_adatas(files)
+    with pytest.raises(ValueError, match="measured genes"):
+        StatefulLoader.from_collection(other, dist_info=Rank(0, 1), batch_size=4, return_file=True)

@@ -14,7 +14,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from annbatch_distributed.collect import Problems, collect
-from annbatch_distributed.collect.labels import replace_labels, unite
+from annbatch_distributed.collect.harmonize.labels import replace_labels, unite
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -250,8 +250,9 @@ def test_suspicious_labels_are_one_warning_of_all_columns() -> None:
     _, lines = unite(tables, ["a.h5ad"])
     missing, alike = (line for line in lines if line.startswith("WARNING"))
     assert missing == (
-        "WARNING: labels that may stand for missing ones: x0 nan; x1 nan; x2 nan. If they do, pass --na-values nan"
+        "WARNING: labels that may stand for missing ones: x0 'nan'; x1 'nan'; x2 'nan'. If they do, pass "
+        "na_values=['nan']"
     )
     assert re.search(
-        r"may be the same: x0 'B cell' and 'b-cell'; x1 .*; x2 [^;]*\. If they are, pass --labels FILE", alike
+        r"may be the same: x0 'B cell' and 'b-cell'; x1 .*; x2 [^;]*\. If they are, pass labels='FILE'", alike
     )

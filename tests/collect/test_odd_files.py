@@ -30,14 +30,16 @@ def file_of(path: Path, n_cells: int = 6, seed: int = 0, **obs: Any) -> Path:
 
 def test_renamed_cells_are_unique_whatever_files_are_called(tmp_path: Path) -> None:
     """Cells of different files have different names, even if the names of files and cells join to the same ones."""
-    for name, cell in (("a", "b-1"), ("a-b", "1"), ("p/q/x", "1"), ("q/p/x", "1")):
+    for name, cell in (("a", "b-1"), ("a-b", "1"), ("p/q/x", "1"), ("q/p/x", "1"), ("s1/x", "1"), ("s2/x", "1")):
         cells = ad.AnnData(counts(1, 4, 0), obs=pd.DataFrame(index=[cell]))
         (tmp_path / name).parent.mkdir(exist_ok=True, parents=True)
         cells.write_h5ad(tmp_path / f"{name}.h5ad")
-    for pair in (("a", "a-b"), ("p/q/x", "q/p/x")):
+    for pair in (("a", "a-b"), ("p/q/x", "q/p/x"), ("s1/x", "s2/x")):
         files = [tmp_path / f"{name}.h5ad" for name in pair]
         out = tmp_path / f"{pair[0].replace('/', '-')}.zarr"
-        assert collect(files, out, make_unique=True, tell=quiet).obs().index.is_unique
+        names = collect(files, out, make_unique=True, tell=quiet).obs().index
+        assert names.is_unique
+    assert sorted(names) == ["s1-1", "s2-1"]  # files of one name are named by their folders
 
 
 def test_x_and_raw_are_not_layers(tmp_path: Path) -> None:
@@ -66,8 +68,8 @@ def test_arguments_may_be_single_names(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("options", "message"),
     [
-        ({"memory": "abc"}, "memory abc: must be a size above 0"),
-        ({"memory": "0"}, "memory 0: must be a size above 0"),
+        ({"memory": "abc"}, "memory must be a number of bytes or a string such as '4GB', got 'abc'"),
+        ({"memory": "0"}, "memory must be at least 1, got 0"),
         ({"join": "left"}, "join must be one of None, 'outer', 'inner', got 'left'"),
         ({"dtype": "uint16"}, "dtype must be one of None, 'uint8'"),
         ({"compression": "gzip"}, "compression must be one of 'lz4', 'zstd', 'none', got 'gzip'"),
@@ -75,10 +77,13 @@ def test_arguments_may_be_single_names(tmp_path: Path) -> None:
         ({"rename": {"typ": "type"}}, "rename: no file has columns typ"),
         ({"rename": {"type": "zarr.json"}}, "must not have a column zarr.json, which zarr can't store"),
         ({"rename": {"type": ".."}}, r"must not have a column \.\., which zarr can't store"),
+        ({"rename": {"type": "src_path"}}, "must not have a column src_path, which a collection uses for the file"),
+        ({"group_by": ["n"]}, "group_by: n must be a column of labels, got numbers or booleans"),
+        ({"group_by": ["age"]}, "group_by: obs has no column age. It has type, n"),
     ],
 )
 def test_wrong_arguments_are_named(options: dict[str, Any], message: str, tmp_path: Path) -> None:
-    file = file_of(tmp_path / "a.h5ad", type=["B"] * 6)
+    file = file_of(tmp_path / "a.h5ad", type=["B"] * 6, n=[*range(6)])
     with pytest.raises(ValueError, match=message):
         collect(file, tmp_path / "cells.zarr", tell=quiet, **options)
     with pytest.raises(Problems, match="files must have at least one file, got none"):
@@ -115,7 +120,9 @@ def test_counts_are_never_rounded(tmp_path: Path) -> None:
         values[0, 0] = most
         cells_of(name, values, GENES[:4]).write_h5ad(tmp_path / f"{name}.h5ad")
     files = {name: tmp_path / f"{name}.h5ad" for name in ("large", "small", "huge")}
-    with pytest.raises(Problems, match="dtype float32: must hold the values of all files, got counts up to 16,777,217"):
+    with pytest.raises(
+        Problems, match="dtype='float32': must hold the values of all files, got counts up to 16,777,217"
+    ):
         collect(files["large"], tmp_path / "one.zarr", dtype="float32", tell=quiet)
     with pytest.raises(Problems, match=r"integers must be below 2\*\*53 in files of different dtypes, got 9,007,"):
         collect([files["huge"], files["small"]], tmp_path / "two.zarr", tell=quiet)
@@ -193,7 +200,7 @@ def test_sheets_of_spreadsheets_are_read(tmp_path: Path) -> None:
         ("path;donor\na.h5ad;x\n", "a sample sheet must be separated by commas, got 'path;donor'"),
         ("path,,donor\na.h5ad,x,y\n", "column 2 of a sample sheet must have a name"),
         ("path,CD4/CD8\na.h5ad,x\n", "must not have a column CD4/CD8, which zarr can't store. Rename it in the sheet"),
-        ("path,counts\na.h5ad,x\n", "has no x, but X. Name one of these with layer, or in the column counts"),
+        ("path,counts\na.h5ad,x\n", "has no x, but X. Name one of these, as in layer=.*, or in the column counts"),
         ("path,donor\na.h5ad,x,y\n", "can't be read as a sample sheet: .* Put values with commas in quotes"),
         ("", "can't be read as a sample sheet"),
     ):

@@ -20,8 +20,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from annbatch_distributed import AlignedLoader, Rank, StatefulLoader, suggest_sizes
-from annbatch_distributed.collect import Problems, collect
-from annbatch_distributed.collect import values as values_of_files
+from annbatch_distributed.collect import Problems, collect, matrices
 from tests.collect.test_files import GENES, cells_of, collected, counts, quiet
 
 
@@ -96,7 +95,7 @@ def files_of_one_kind(draw: st.DrawFn) -> list[tuple[str, list[float]]]:
 def test_no_value_is_rounded(files: list[tuple[str, list[float]]]) -> None:
     """Whatever dtypes files have, and wherever their values are, all of them are stored and yielded as they are."""
     with TemporaryDirectory() as folder, pytest.MonkeyPatch.context() as patch:
-        patch.setattr(values_of_files, "_N_SAMPLED", 1)  # rows 0, 3 and 6 of 7
+        patch.setattr(matrices, "_N_SAMPLED", 1)  # rows 0, 3 and 6 of 7
         expected: dict[str, float] = {}
         for number, (dtype, own) in enumerate(files):
             column = np.zeros((7, 1), dtype)
@@ -122,10 +121,10 @@ def test_chosen_dtype_is_stored(tmp_path: Path) -> None:
     collection = collect(file, tmp_path / "float.zarr", dtype="float32", tell=quiet)
     assert stored_in(collection)["data"].dtype == np.float32
     assert "file_dtype" not in stored_in(collection).attrs
-    with pytest.raises(Problems, match="dtype uint8: must hold the values of all files, got counts up to 300"):
+    with pytest.raises(Problems, match="dtype='uint8': must hold the values of all files, got counts up to 300"):
         collect(file, tmp_path / "uint8.zarr", dtype="uint8", tell=quiet)
     file = file_of(tmp_path, np.log1p(values), "logged")
-    with pytest.raises(Problems, match=r"dtype int32: must hold .* got values that are not counts"):
+    with pytest.raises(Problems, match=r"dtype='int32': must hold .* got values that are not counts"):
         collect(file, tmp_path / "int32.zarr", dtype="int32", tell=quiet)
 
 

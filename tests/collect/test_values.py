@@ -14,17 +14,10 @@ import zarr
 from hypothesis import given
 from hypothesis import strategies as st
 
-from annbatch_distributed.collect import values as module
-from annbatch_distributed.collect.values import (
-    Kind,
-    blocks_of,
-    dtype_of,
-    is_csc,
-    kind_of,
-    read_block,
-    sampled,
-    shape_of,
-)
+from annbatch_distributed.collect import matrices
+from annbatch_distributed.collect.matrices import Kind, dtype_of, kind_of, sampled, values_at
+from annbatch_distributed.collect.write import blocks as module
+from annbatch_distributed.collect.write.blocks import blocks_of, read_block
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -52,9 +45,7 @@ def test_blocks_have_every_row_once(
     whole = matrix(n_rows, n_columns, share, seed)
     group = zarr.open_group({}, mode="w")
     ad.io.write_elem(group, "X", FORMS[form](whole))
-    values = group["X"]
-    assert shape_of(values) == whole.shape
-    assert is_csc(values) == (form == "csc")
+    values = values_at(group, "X")
     blocks = blocks_of(values, n_bytes)
     assert [stop for _, stop in blocks[:-1]] == [start for start, _ in blocks[1:]]
     assert (blocks[0][0], blocks[-1][1]) == (0, n_rows)
@@ -83,9 +74,12 @@ def test_values_of_any_byte_order_are_read(stored: str, dtype: str) -> None:
             values, attributes = file[place][:].astype(stored), dict(file[place].attrs)
             del file[place]
             file.create_dataset(place, data=values).attrs.update(attributes)
-            block = read_block(file[form], 0, 9)
+            file["X"] = file[form]
+            values = values_at(file, "X")
+            block = read_block(values, 0, 9)
+            del file["X"]
             assert block.dtype.str == np.dtype(dtype).str
-            assert dtype_of(sampled(file[form]).dtype) == block.dtype
+            assert dtype_of(sampled(values).dtype) == block.dtype
             np.testing.assert_array_equal(block.toarray(), whole)
 
 
@@ -96,7 +90,7 @@ def test_columns_are_read_piece_by_piece(monkeypatch: pytest.MonkeyPatch) -> Non
     ad.io.write_elem(group, "X", sp.csc_matrix(whole))
     for n_entries in (1, 3, 1_000):
         monkeypatch.setattr(module, "_N_ENTRIES", n_entries)
-        np.testing.assert_array_equal(read_block(group["X"], 5, 15).toarray(), whole[5:15])
+        np.testing.assert_array_equal(read_block(values_at(group, "X"), 5, 15).toarray(), whole[5:15])
 
 
 @pytest.mark.parametrize(
@@ -119,15 +113,16 @@ def test_kind_of_values(values: list[Any], kind: Kind | None) -> None:
 
 
 def test_values_are_sampled_from_the_whole_file(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(module, "_N_SAMPLED", 10)
+    monkeypatch.setattr(matrices, "_N_SAMPLED", 10)
     group = zarr.open_group({}, mode="w")
     for name in ("csr", "dense"):
         for place in (0, 50, 99):
             whole = np.ones((100, 2), dtype=np.float32)
             whole[place] = -1
-            ad.io.write_elem(group, name, FORMS[name](whole))
-            assert (sampled(group[name]) < 0).any()
-            assert len(sampled(group[name])) <= 30
+            ad.io.write_elem(group, "X", FORMS[name](whole))
+            some = sampled(values_at(group, "X"))
+            assert (some < 0).any()
+            assert len(some) <= 30
 
 
 def test_damaged_matrix_is_refused(tmp_path: Path) -> None:
@@ -136,4 +131,4 @@ def test_damaged_matrix_is_refused(tmp_path: Path) -> None:
         ad.io.write_elem(file, "X", sp.csr_matrix(matrix(4, 5, 1, 0)))
         file["X/indices"][2] = 7
         with pytest.raises(ValueError, match="indices"):
-            read_block(file["X"], 0, 4)
+            read_block(values_at(file, "X"), 0, 4)

@@ -64,7 +64,7 @@ def test_workers_of_a_cluster_write_the_same_collection(tmp_path: Path) -> None:
 
 ORPHANS = """
 import os, time
-from annbatch_distributed.collect.jobs import executor_of
+from annbatch_distributed.collect.write.jobs import executor_of
 if __name__ == "__main__":
     with executor_of(2, None) as executor:
         pids = [executor.submit(os.getpid) for _ in range(2)]

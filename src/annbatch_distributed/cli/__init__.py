@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import argparse
 import os
-import re
 import sys
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
@@ -109,10 +108,13 @@ def _at_least(least: int) -> Callable[[str], int]:
     return read
 
 
-def _size(text: str) -> str:
-    if not re.fullmatch(r"0*[1-9]\d*(\.\d+)? ?([KMGT]i?)?B?", text, re.IGNORECASE):
-        raise argparse.ArgumentTypeError(f"must be a size above 0, such as 4GB, got {text!r}")
-    return text
+def _size(text: str) -> int:
+    from annbatch_distributed.core.values import as_bytes  # not above: it imports numpy
+
+    try:
+        return as_bytes(text)
+    except ValueError as error:
+        raise argparse.ArgumentTypeError(f"must be a size above 0, such as 4GB, got {text!r}") from error
 
 
 def _range(text: str) -> slice:
@@ -214,24 +216,24 @@ def _add_collect(parser: _Parser) -> None:
     columns = "Columns of obs to keep (default: all); columns of a sample sheet are always kept"
     add("--obs", nargs="+", action="extend", metavar="COLUMN", help=columns)
     rename = "New names of columns of obs"
-    add("--rename", nargs="+", action="extend", default=[], type=_pair, metavar="OLD=NEW", help=rename)
+    add("--rename", nargs="+", action="extend", type=_pair, metavar="OLD=NEW", help=rename)
     labels = "File with other spellings of labels: .csv with the columns column, from and to"
     add("--labels", metavar="FILE", help=labels)
     missing = "Strings in obs to replace by missing values, such as Unknown"
-    add("--na-values", nargs="+", action="extend", default=[], metavar="VALUE", help=missing)
+    add("--na-values", nargs="+", action="extend", metavar="VALUE", help=missing)
     add("--make-unique", action="store_true", help="Rename cells to FILE-NAME, for names that repeat")
     add = parser.add_argument_group("shuffling").add_argument
     groups = "Columns of labels by which to sort the cells of each dataset, for samplers of classes and sets"
     add("--group-by", nargs="+", action="extend", metavar="COLUMN", help=groups)
-    add("--seed", type=_NATURAL, default=0, metavar="N", help="Seed of the order of the cells (default: 0)")
+    add("--seed", type=_NATURAL, metavar="N", help="Seed of the order of the cells (default: 0)")
     add = parser.add_argument_group("storage").add_argument
     dtype = "Dtype of the stored values (default: for counts, the smallest of uint8, int16 and int32 that holds them)"
     add("--dtype", choices=["uint8", "int16", "int32", "int64", "float32", "float64"], help=dtype)
     compression = "Compression: zstd needs less disk space, none is read fastest (default: lz4)"
-    add("--compression", choices=["lz4", "zstd", "none"], default="lz4", help=compression)
+    add("--compression", choices=["lz4", "zstd", "none"], help=compression)
     add = parser.add_argument_group("resources").add_argument
     memory = "Memory limit, such as 20GB, without names and labels of cells (default: 4GB)"
-    add("--memory", type=_size, default="4GB", metavar="SIZE", help=memory)
+    add("--memory", type=_size, metavar="SIZE", help=memory)
     jobs = "Number of processes that read files (default: one for each core, one in all for less than 2 GB)"
     add("--jobs", type=_POSITIVE, metavar="N", help=jobs)
     scheduler = "Address of a running dask.distributed scheduler, whose workers read the files"

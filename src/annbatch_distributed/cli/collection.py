@@ -7,7 +7,9 @@ counts at all.
 
 from __future__ import annotations
 
+import ast
 import re
+import shlex
 from argparse import Namespace
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
@@ -23,10 +25,9 @@ from annbatch.samplers import RandomSampler, SequentialSampler
 
 from annbatch_distributed import DistributedSampler, EpochPlan, Rank, suggest_sizes
 from annbatch_distributed.cli import CommandError
-from annbatch_distributed.core.values import few
+from annbatch_distributed.core.values import as_bytes, few
 from annbatch_distributed.loader._annbatch import n_rows_of
 from annbatch_distributed.loader.collection import as_collection
-from annbatch_distributed.loader.sizes import as_bytes
 
 
 def lost_chunks(collection: DatasetCollection) -> list[str]:
@@ -175,22 +176,40 @@ def _reported() -> Iterator[None]:
         raise CommandError(in_options(str(error))) from error
 
 
-#: Arguments that are options of the commands, too.
-_ARGUMENTS = "remainder|sharding|seed|batch_size|chunk_size|preload_nchunks|virtual_ranks|prefetch|memory"
+#: Arguments that are options of the commands about loaders, too.
+_ARGUMENTS = [
+    *("remainder", "sharding", "seed", "batch_size", "chunk_size", "preload_nchunks", "virtual_ranks", "prefetch"),
+    "memory",
+]
+_STRING = r"""'(?:[^'\\]|\\.)*'|"(?:[^"\\]|\\.)*\""""
+#: A string, a list or dict of strings, True, or a number that doesn't begin a name, such as one of a file.
+_LITERAL = rf"(?:{_STRING}|\[(?:{_STRING}|[^\]'\"])*\]|{{(?:{_STRING}|[^}}'\"])*}}|True|\d+(?!\.?\w))"
 
 
-def in_options(text: str) -> str:
+def in_options(text: str, arguments: Sequence[str] = _ARGUMENTS) -> str:
     """Return a text with options of the command in place of arguments.
 
     >>> in_options("Pass remainder='exact', or a smaller batch_size.")
     'Pass --remainder exact, or a smaller --batch-size.'
+    >>> in_options("rename: pass rename={'type a': 'b'}.", ["rename"])
+    "--rename: pass --rename 'type a=b'."
     """
-    text = re.sub(rf"\b({_ARGUMENTS})=(['\"]?)([\w.]+)\2(?!\()", r"--\1 \3", text)
-    return re.sub(r"(?<![-\w.])(?:--)?(batch_size|chunk_size|preload_nchunks|virtual_ranks)\b", _as_option, text)
+    text = re.sub(rf"(?<![-./\w])({'|'.join(arguments)})=({_LITERAL})", _as_option, text)
+    # a name of one word may be any word, except at the beginning of a message
+    of_beginning = rf"(?:(?<=^)|(?<=WARNING: ))(?:{'|'.join(arguments)})(?=:| must)"
+    bare = [rf"{name}\b" for name in arguments if "_" in name]
+    return re.sub(rf"(?<![-./\w])(?:--)?({'|'.join([*bare, of_beginning])})", _as_option, text)
 
 
 def _as_option(match: re.Match[str]) -> str:
-    return f"--{match[1].replace('_', '-')}"
+    name, *values = match.groups()
+    words = list[str]()
+    for value in map(ast.literal_eval, values):
+        if isinstance(value, dict):
+            words += [f"{old}={new}" for old, new in value.items()]
+        elif value is not True:
+            words += map(str, value) if isinstance(value, list) else [str(value)]
+    return " ".join([f"--{name.replace('_', '-')}", *map(shlex.quote, words)])
 
 
 def sampler_of(options: Namespace, mask: Any, rank: int) -> DistributedSampler:  # noqa: ANN401 any mask

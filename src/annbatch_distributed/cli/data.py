@@ -12,8 +12,8 @@ from tqdm.auto import tqdm
 
 from annbatch_distributed.cli import CommandError
 from annbatch_distributed.cli.collection import Cells
-from annbatch_distributed.collect.jobs import executor_of, run_each
 from annbatch_distributed.collect.problems import Problems
+from annbatch_distributed.collect.write.jobs import executor_of, run_each
 from annbatch_distributed.core.values import few, n_cores, plural
 from annbatch_distributed.loader.damage import arrays_of, cells_with, damage_in, files_of, has_checksums
 

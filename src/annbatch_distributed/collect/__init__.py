@@ -1,13 +1,9 @@
 """The room ``collect``: writes one annbatch collection of files with different layouts, genes and columns.
 
-1. ``entries`` are the files that a user names, one by one or in a sample sheet.
-2. ``files`` inspects each of them, element by element, and ``values`` some of its values; ``formats`` says what other
-   files are.
-3. ``contents`` combines all files: ``genes`` their genes, and ``labels`` their columns of ``obs``. All problems that
-   are known by now are one error, before any file is read to its end.
-4. ``parts`` writes the values in blocks to a folder next to the collection.
-5. ``datasets`` writes the shuffled cells from these parts.
-6. ``writing`` does one step after the other, and ``jobs`` runs 4 and 5 in several processes.
+1. The room ``harmonize`` inspects all files, and decides what becomes of their cells, genes and labels.
+2. The room ``write`` writes these cells. It knows no labels, and ``harmonize`` doesn't know how cells are stored.
+3. Between them, ``matrices`` says where the values of each file are, and which cells and genes a collection has.
+4. ``steps`` does one after the other, with the ``options`` of the function in ``collection``.
 
 This room doesn't know samplers, ranks and commands.
 """

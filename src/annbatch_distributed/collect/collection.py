@@ -9,12 +9,12 @@ from typing import TYPE_CHECKING, Literal
 
 import pandas as pd
 
-from annbatch_distributed.collect.contents import Options
-from annbatch_distributed.collect.entries import AnyPath, read_table
-from annbatch_distributed.collect.problems import Problems, in_arguments
-from annbatch_distributed.collect.storage import COMPRESSORS, DTYPES
-from annbatch_distributed.collect.writing import write_collection
-from annbatch_distributed.core.values import integer
+from annbatch_distributed.collect.harmonize.entries import AnyPath, entries_of, read_table
+from annbatch_distributed.collect.options import Options
+from annbatch_distributed.collect.problems import Problems
+from annbatch_distributed.collect.steps import write_collection
+from annbatch_distributed.collect.write.storage import COMPRESSORS, DTYPES
+from annbatch_distributed.core.values import as_bytes, integer
 
 if TYPE_CHECKING:
     from annbatch import DatasetCollection
@@ -33,7 +33,7 @@ def collect(
     na_values: Sequence[str] = (),
     make_unique: bool = False,
     group_by: Sequence[str] | None = None,
-    memory: str = "4GB",
+    memory: int | str = "4GB",
     jobs: int | None = None,
     scheduler: str | None = None,
     dtype: str | None = None,
@@ -98,7 +98,7 @@ def collect(
     group_by
         Columns of labels by which to sort the cells of each dataset, for samplers of classes and sets.
     memory
-        Memory limit of all processes together, such as ``"20GB"`` (default ``"4GB"``); of each worker with
+        Memory limit of all processes together, in bytes, or such as ``"20GB"`` (default ``"4GB"``); of each worker with
         ``scheduler``. It comes on top of what Python and its libraries need, about 1 GB for each process, and of the
         names and labels of all cells.
     jobs
@@ -135,7 +135,6 @@ def collect(
     """
     from annbatch import DatasetCollection  # not above, since processes that read files import this module
 
-    out = Path(out)
     for name, value, known in (
         ("join", join, (None, "outer", "inner")),
         ("dtype", dtype, (None, *DTYPES)),
@@ -143,34 +142,31 @@ def collect(
     ):
         if value not in known:
             raise Problems(f"{name} must be one of {', '.join(map(repr, known))}, got {value!r}")
-    jobs = None if jobs is None else integer("jobs", jobs, least=1)
-    try:
-        write_collection(
-            [files] if isinstance(files, str | PathLike) else [*files],
-            out,
-            options=Options(
-                obs=_listed(obs),
-                rename=rename or {},
-                labels=spellings_of(labels),
-                na_values=_listed(na_values) or [],
-                make_unique=make_unique,
-                group_by=_listed(group_by),
-                join=join,
-                feature_types=_listed(feature_types),
-            ),
-            layer=_listed(layer) or ["X"],
-            memory=memory,
-            jobs=jobs,
-            scheduler=scheduler,
-            dtype=dtype,
-            compression=compression,
-            seed=seed,
-            restart=restart,
-            tell=lambda line: tell(in_arguments(line)),
-        )
-    except Problems as problems:
-        raise Problems(*map(in_arguments, problems.args)) from problems.__cause__
-    return DatasetCollection(out, mode="r")
+    if "://" in str(out):
+        raise Problems(f"out={str(out)!r}: must be a local folder. Copy the collection to the store afterwards")
+    if scheduler is not None and jobs is not None:
+        raise Problems("jobs: can't be combined with scheduler, whose workers are the processes. Leave it out")
+    options = Options(
+        layer=_listed(layer) or ["X"],
+        join=join,
+        feature_types=_listed(feature_types),
+        obs=_listed(obs),
+        rename=rename or {},
+        labels=_spellings(labels),
+        na_values=_listed(na_values) or [],
+        make_unique=make_unique,
+        group_by=_listed(group_by),
+        memory=as_bytes(memory),
+        jobs=None if jobs is None else integer("jobs", jobs, least=1),
+        scheduler=scheduler,
+        dtype=dtype,
+        compression=compression,
+        seed=integer("seed", seed, least=0),
+        restart=restart,
+    )
+    entries = entries_of([files] if isinstance(files, str | PathLike) else [*files], options.layer)
+    write_collection(entries, Path(out), options, tell)
+    return DatasetCollection(Path(out), mode="r")
 
 
 def _listed(names: str | Sequence[str] | None) -> list[str] | None:
@@ -178,13 +174,13 @@ def _listed(names: str | Sequence[str] | None) -> list[str] | None:
     return None if names is None else [*dict.fromkeys([names] if isinstance(names, str) else names)]
 
 
-def spellings_of(labels: AnyPath | pd.DataFrame | None) -> dict[str, dict[str, str | None]]:
+def _spellings(labels: AnyPath | pd.DataFrame | None) -> dict[str, dict[str, str | None]]:
     """Return the labels of each column that are replaced, and by which; an empty one stands for a missing value."""
     if labels is None:
         return {}
     table = labels if isinstance(labels, pd.DataFrame) else read_table(Path(labels), "a file of labels", strip=False)
     if missing := [name for name in ("column", "from", "to") if name not in table]:
-        raise Problems(f"--labels: must have the columns column, from and to, got no {' and '.join(missing)}")
+        raise Problems(f"labels: must have the columns column, from and to, got no {' and '.join(missing)}")
     pairs = [
         (str(column), str(old), None if pd.isna(new) else str(new) or None)
         for column, old, new in zip(table["column"], table["from"], table["to"], strict=True)
@@ -192,5 +188,5 @@ def spellings_of(labels: AnyPath | pd.DataFrame | None) -> dict[str, dict[str, s
     spellings: dict[str, dict[str, str | None]] = {}
     for column, old, new in pairs:
         if spellings.setdefault(column, {}).setdefault(old, new) != new:
-            raise Problems(f"--labels: {old!r} of {column} must become one label, got several")
+            raise Problems(f"labels: {old!r} of {column} must become one label, got several")
     return spellings

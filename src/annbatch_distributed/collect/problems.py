@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import re
-
 
 class Problems(ValueError):
     """Error with a message for each problem, in ``args``.
@@ -13,12 +11,3 @@ class Problems(ValueError):
 
     def __str__(self) -> str:
         return "\n".join(self.args)
-
-
-def in_arguments(text: str) -> str:
-    """Return a text with arguments of Python in place of options.
-
-    >>> in_arguments("--group-by kind: no such column. Pass --make-unique")
-    'group_by kind: no such column. Pass make_unique'
-    """
-    return re.sub(r"(?<![\w-])--([a-z][a-z-]+)", lambda match: match[1].replace("-", "_"), text)

@@ -8,7 +8,6 @@ become labels, even if some are missing, since the string "False" is true.
 from __future__ import annotations
 
 import re
-import shlex
 from collections.abc import Iterator, Mapping, Sequence
 from itertools import chain
 from typing import Any
@@ -16,6 +15,7 @@ from typing import Any
 import numpy as np
 import pandas as pd
 
+from annbatch_distributed.collect.options import Spellings
 from annbatch_distributed.collect.problems import Problems
 from annbatch_distributed.core.values import Int64Array, few, plural
 
@@ -29,9 +29,6 @@ _LIKE_MISSING = {"", "n/a", "na", "nan", "none", "null", "unassigned", "unknown"
 _MOST_EXACT = 2**53
 #: Labels of values that are booleans if they are in a column of booleans.
 _BOOLEANS = {"True": True, "False": False, "1": True, "0": False}
-
-#: For each column, its labels that are replaced, and by which; None stands for a missing value.
-type Spellings = Mapping[str, Mapping[str, str | None]]
 
 
 def replace_labels(obs: pd.DataFrame, spellings: Spellings, na_values: Sequence[str]) -> set[tuple[str, str]]:
@@ -61,16 +58,15 @@ def unite(tables: Sequence[pd.DataFrame], files: Sequence[str]) -> tuple[list[pd
     dtype.
     """
     united = [pd.DataFrame(index=table.index) for table in tables]
-    lines, problems, labels = list[str](), list[str](), dict[str, list[str]]()
-    for name in dict.fromkeys(chain(*tables)):
+    lines, problems, labels = list[str](), dict[str, str](), dict[str, list[str]]()
+    names = [*dict.fromkeys(chain(*tables))]
+    for name in names:
         parts = [table.get(name) for table in tables]
         try:
             columns, kind = _united(parts, [len(table) for table in tables])
         except ValueError as error:
             dtypes = (f"{file} has {part.dtype}" for file, part in zip(files, parts, strict=True) if part is not None)
-            problems.append(
-                f"{name}: {error}, got {few([*dtypes], 5)}. Rename one of them with --rename, or leave it out"
-            )
+            problems[name] = f"{name}: {error}, got {few([*dtypes], 5)}"
             continue
         for table, column in zip(united, columns, strict=True):
             table[name] = column
@@ -84,7 +80,9 @@ def unite(tables: Sequence[pd.DataFrame], files: Sequence[str]) -> tuple[list[pd
         kind = kind if n_missing < sum(map(len, columns)) else "no values"
         lines.append(f"{name}: {kind}{where}, {n_cells}")
     if problems:
-        raise Problems(*problems)
+        others = [name for name in names if name not in problems]
+        hint = "Write them in one dtype, or leave the column out" + (f", as in obs={others}" if others else "")
+        raise Problems(*(f"{problem}. {hint}" for problem in problems.values()))
     return united, [*lines, *_warnings(labels)]
 
 
@@ -92,9 +90,9 @@ def check_groups(columns: Sequence[str] | None, obs: pd.DataFrame) -> None:
     """Raise if cells can't be sorted by some columns."""
     for name in columns or ():
         if name not in obs:
-            raise Problems(f"--group-by {name}: obs has no such column. It has {', '.join(obs)}")
+            raise Problems(f"group_by: obs has no column {name}. It has {', '.join(obs)}")
         if not isinstance(obs[name].dtype, pd.CategoricalDtype):
-            raise Problems(f"--group-by {name}: must be a column of labels, got numbers or booleans")
+            raise Problems(f"group_by: {name} must be a column of labels, got numbers or booleans")
 
 
 def _united(parts: Sequence[pd.Series[Any] | None], lengths: Sequence[int]) -> tuple[list[Any], str]:
@@ -219,10 +217,12 @@ def _warnings(labels: Mapping[str, Sequence[str]]) -> Iterator[str]:
     """Yield warnings about labels that may be missing values, or the same label."""
     like_missing = {name: [one for one in own if one.casefold() in _LIKE_MISSING] for name, own in labels.items()}
     if any(like_missing.values()):
-        quoted = {name: " ".join(map(shlex.quote, own)) for name, own in like_missing.items() if own}
-        of_columns = few([f"{name} {text}" for name, text in quoted.items()], _MOST_VALUES, "; ")
-        values = " ".join(map(shlex.quote, sorted({*chain.from_iterable(like_missing.values())})))
-        yield f"WARNING: labels that may stand for missing ones: {of_columns}. If they do, pass --na-values {values}"
+        of_columns = [f"{name} {', '.join(map(repr, own))}" for name, own in like_missing.items() if own]
+        every = sorted({*chain.from_iterable(like_missing.values())})
+        yield (
+            f"WARNING: labels that may stand for missing ones: {few(of_columns, _MOST_VALUES, '; ')}. If they do, pass "
+            f"na_values={every}"
+        )
     alike = list[str]()
     for name, own in labels.items():
         by_text: dict[str | float, list[str]] = {}
@@ -231,7 +231,7 @@ def _warnings(labels: Mapping[str, Sequence[str]]) -> Iterator[str]:
         spellings = [" and ".join(map(repr, same)) for same in by_text.values() if len(same) > 1]
         alike += [f"{name} {few(spellings, _MOST_EXAMPLES, '; ')}"] if spellings else []
     if alike:
-        yield f"WARNING: labels that may be the same: {few(alike, _MOST_VALUES, '; ')}. If they are, pass --labels FILE"
+        yield f"WARNING: labels that may be the same: {few(alike, _MOST_VALUES, '; ')}. If they are, pass labels='FILE'"
 
 
 def _plain(label: str) -> str | float:

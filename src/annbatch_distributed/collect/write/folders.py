@@ -20,7 +20,7 @@ def check_new(out: Path) -> None:
     """Raise Problems if there is something at the path of the collection."""
     if out.exists() or out.is_symlink():
         hint = "" if out.exists() else ", a broken link"
-        raise Problems(f"--out {out}: already exists{hint}. Pass a new path, or remove it")
+        raise Problems(f"out={str(out)!r}: already exists{hint}. Pass a new path, or remove it")
 
 
 @contextmanager
@@ -35,13 +35,13 @@ def folder_of_parts(out: Path, *, restart: bool) -> Iterator[Path]:
         folder.mkdir(exist_ok=True)
         lock = (folder / "lock").open("w")
     except OSError as error:
-        raise Problems(f"--out {out}: {error.strerror}: {folder}") from error
+        raise Problems(f"out={str(out)!r}: {error.strerror}: {folder}") from error
     with lock:
         if fcntl is not None:
             try:
                 fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)  # until this process ends
             except BlockingIOError as error:
-                raise Problems(f"--out {out}: another collect is writing it") from error
+                raise Problems(f"out={str(out)!r}: another collect is writing it") from error
             except OSError:  # some shared file systems have no locks, so that two runs at once aren't noticed
                 pass
         if restart:

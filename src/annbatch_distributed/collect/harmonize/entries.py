@@ -13,6 +13,7 @@ from typing import Any
 import pandas as pd
 from anndata.utils import make_index_unique
 
+from annbatch_distributed.collect.matrices import Source
 from annbatch_distributed.collect.problems import Problems
 from annbatch_distributed.core.values import few
 
@@ -33,17 +34,14 @@ _NO_KEYS = "", ".", "..", "zarr.json"
 class Entry:
     """A file to collect."""
 
-    path: Path
-    """Path of the file, or of a zarr folder."""
-    modality: str | None
-    """Modality of an h5mu file; None for files without modalities."""
+    source: Source
     places: tuple[str, ...]
     """Where its counts may be: ``X``, ``raw``, or the name of a layer; the first of these that it has is read."""
     labels: dict[str, str] = field(default_factory=dict, hash=False)
     """Columns of ``obs`` with one label for all its cells."""
 
     def __str__(self) -> str:
-        return str(self.path) if self.modality is None else f"{self.path}#{self.modality}"
+        return str(self.source)
 
 
 def entries_of(files: Sequence[AnyPath], places: Sequence[str]) -> list[Entry]:
@@ -65,16 +63,16 @@ def why_no_column(name: str) -> str:
     return _RESERVED.get(name, "which zarr can't store" if "/" in name or name in _NO_KEYS else "")
 
 
-def short_names(entries: Sequence[Entry]) -> list[str]:
+def short_names(sources: Sequence[Source]) -> list[str]:
     """Return a name for each file: its stem, or the parts of its path that differ from other paths.
 
-    >>> short_names([Entry(Path(f"s{n}/adata.h5ad"), None, ("X",)) for n in (1, 2)])
+    >>> short_names([Source(Path(f"s{n}/adata.h5ad"), None) for n in (1, 2)])
     ['s1', 's2']
     """
-    stems = [Path(str(entry)).stem for entry in entries]
+    stems = [Path(str(source)).stem for source in sources]
     if len({*stems}) == len(stems):
         return stems
-    parts = [Path(str(entry)).absolute().with_suffix("").parts for entry in entries]
+    parts = [Path(str(source)).absolute().with_suffix("").parts for source in sources]
     common = set.intersection(*map(set, parts))
     return ["-".join(part for part in path if part not in common) or path[-1] for path in parts]
 
@@ -93,7 +91,8 @@ def _entry(text: str, places: Sequence[str], labels: dict[str, str] | None = Non
     # file.h5mu#rna; a # may be part of the name of other files
     path, mark, modality = text.rpartition("#")
     is_named = bool(mark) and path.endswith((".h5mu", ".zarr"))
-    return Entry(Path(path if is_named else text), modality if is_named else None, tuple(places), labels or {})
+    source = Source(Path(path), modality) if is_named else Source(Path(text), None)
+    return Entry(source, tuple(places), labels or {})
 
 
 def read_table(path: Path, noun: str, *, strip: bool) -> pd.DataFrame:

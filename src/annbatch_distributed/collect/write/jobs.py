@@ -2,16 +2,14 @@
 
 from __future__ import annotations
 
-import os
-import signal
-import threading
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import Executor, ProcessPoolExecutor, as_completed
 from concurrent.futures.process import BrokenProcessPool
 from contextlib import contextmanager
-from multiprocessing import get_context, parent_process
+from multiprocessing import get_context
 
 from annbatch_distributed.collect.problems import Problems
+from annbatch_distributed.core.processes import follow_parent
 
 
 @contextmanager
@@ -26,21 +24,8 @@ def executor_of(jobs: int, scheduler: str | None) -> Iterator[Executor | None]:
         yield None
     else:
         # a fork would copy locks that threads of this process hold
-        with ProcessPoolExecutor(jobs, get_context("spawn"), _begin) as processes:
+        with ProcessPoolExecutor(jobs, get_context("spawn"), follow_parent) as processes:
             yield processes
-
-
-def _begin() -> None:
-    """Prepare a process: Ctrl-C is for the parent, and the process ends with the parent."""
-    signal.signal(signal.SIGINT, signal.SIG_IGN)
-    threading.Thread(target=_end_with_parent, daemon=True).start()
-
-
-def _end_with_parent() -> None:
-    parent = parent_process()
-    assert parent is not None
-    parent.join()
-    os._exit(1)
 
 
 def run_each[Task, Result](
@@ -56,7 +41,7 @@ def run_each[Task, Result](
             yield futures[future], future.result()
     except BrokenProcessPool as error:
         raise Problems(
-            "a process ended, as it does if the machine runs out of memory: pass a smaller --memory, or fewer --jobs. "
+            "a process ended, as it does if the machine runs out of memory: pass a smaller memory, or fewer jobs. "
             "In Python, call collect under if __name__ == '__main__':"
         ) from error
     finally:

@@ -62,6 +62,16 @@ class Storage(NamedTuple):
     """True for a dense matrix, False for a sparse one."""
 
 
+def smallest(most: float, own: np.dtype[Any]) -> np.dtype[Any]:
+    """Return the smallest dtype for counts up to ``most``: uint8, int16 or int32, or else their own.
+
+    >>> smallest(255, np.dtype("float32")), smallest(256, np.dtype("float32"))
+    (dtype('uint8'), dtype('int16'))
+    """
+    # PyTorch can't make a sparse tensor of uint16 dense
+    return next((np.dtype(kind) for kind in (np.uint8, np.int16, np.int32) if most <= np.iinfo(kind).max), own)
+
+
 def write_stored(path: Path, cells: ad.AnnData, storage: Storage, files: Sequence[str]) -> None:
     """Write the cells of a dataset, whose genes were measured in some files."""
     # a store of its own, since other processes write theirs

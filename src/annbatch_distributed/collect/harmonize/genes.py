@@ -6,16 +6,17 @@ this name, because their order may differ between files.
 
 from __future__ import annotations
 
-import shlex
 from collections import Counter
 from collections.abc import Iterator, Sequence
 from itertools import chain
 from typing import Any
 
+import numpy as np
 import pandas as pd
+import scipy.sparse as sp
 
-from annbatch_distributed.collect.entries import unique
-from annbatch_distributed.collect.files import File
+from annbatch_distributed.collect.harmonize.entries import unique
+from annbatch_distributed.collect.harmonize.files import File
 from annbatch_distributed.collect.problems import Problems
 from annbatch_distributed.core.values import few, plural
 
@@ -41,7 +42,7 @@ def named(files: Sequence[File], feature_types: Sequence[str] | None) -> tuple[l
         keys.append(own_keys)
         if unclear:
             problems.append(
-                f"{file.entry}: {plural(len(unclear), 'gene name')} of several genes, such as "
+                f"{file.source}: {plural(len(unclear), 'gene name')} of several genes, such as "
                 f"{few(unclear, _MOST_EXAMPLES)}, and nothing in var tells these apart. Add a column {_IDS} to var of "
                 "all files; or, if all files have these genes in the same order, run var_names_make_unique() on each"
             )
@@ -89,14 +90,14 @@ def _about_types(files: Sequence[File], feature_types: Sequence[str] | None) -> 
     if feature_types is None and len(types) > 1:
         yield (
             f"WARNING: the files have features of several types, {_listed(types)}, and all are collected as genes. To "
-            f"choose, pass --feature-types {shlex.quote(max(types, key=lambda name: types[name]))}"
+            f"choose, pass feature_types={[max(types, key=lambda name: types[name])]}"
         )
     elif feature_types is not None:
         if missing := [name for name in feature_types if name not in types]:
             known = _listed(types) or f"no column {_TYPES} in var"
-            raise Problems(f"--feature-types: no file has {few(missing, _MOST_EXAMPLES)}. They have {known}")
+            raise Problems(f"feature_types: no file has {few(missing, _MOST_EXAMPLES)}. They have {known}")
         yield f"feature types: using {few([*feature_types], _MOST_EXAMPLES)} of {_listed(types)}"
-        if lacking := [str(file.entry) for file in files if _TYPES not in file.var]:
+        if lacking := [str(file.source) for file in files if _TYPES not in file.var]:
             yield f"WARNING: no column {_TYPES} in var of {few(lacking, 5)}: all features of these files are kept"
     if len(genomes) > 1:
         yield f"WARNING: the files have genes of several genomes, {_listed(genomes)}, and all are collected"
@@ -126,13 +127,13 @@ def choose_genes(
     common, union = set.intersection(*genes), set.union(*genes)
     if not common and join != "outer":
         if len(genes) == 1:
-            raise Problems(f"{files[0].entry}: has no genes. Leave it out")
+            raise Problems(f"{files[0].source}: has no genes. Leave it out")
         # a file that shares the fewest genes with the first file
         other = min(range(1, len(genes)), key=lambda number: len(genes[0] & genes[number]))
-        first, second = (f"{files[at].entry} has {few([*genes_of[at].dropna()], 3) or 'none'}" for at in (0, other))
+        first, second = (f"{files[at].source} has {few([*genes_of[at].dropna()], 3) or 'none'}" for at in (0, other))
         raise Problems(
             f"no gene is in all files: {first}, and {second}. Use the same kind of gene names in all files; or pass "
-            "--join outer to keep all genes, with 0 for genes that a file lacks"
+            "join='outer' to keep all genes, with 0 for genes that a file lacks"
         )
     join = join or "outer"
     zeros = "; genes that a file lacks are 0 in its cells" if join == "outer" and common < union else ""
@@ -142,7 +143,7 @@ def choose_genes(
     if len(common) < len(genes[smallest]) / 2:
         lines.append(
             f"WARNING: only {len(common):,} of the {plural(len(genes[smallest]), 'gene')} of "
-            f"{files[smallest].entry} are in all files. Check that all files use the same kind of gene names."
+            f"{files[smallest].source} are in all files. Check that all files use the same kind of gene names."
         )
     kept = union if join == "outer" else common
     # in the order of the files, where each gene is first
@@ -180,3 +181,21 @@ def var_of(
         if not different and all(name in var for var, _ in tables):
             columns[name] = values.reindex(kept).to_numpy()
     return pd.DataFrame(columns, index=pd.Index(kept, dtype=object)), lines
+
+
+def selections_of(genes_of: Sequence[pd.Index[Any]], kept: pd.Index[Any]) -> list[sp.csr_matrix]:
+    """Return, for each file, the matrix by which its rows are multiplied to have the kept genes.
+
+    >>> selections_of([pd.Index(["b", None, "a"])], pd.Index(["a", "b"]))[
+    ...     0
+    ... ].toarray().astype(int).tolist()
+    [[0, 1], [0, 0], [1, 0]]
+    """
+    # files with the same genes share one
+    selections: dict[tuple[str, ...], sp.csr_matrix] = {}
+    for genes in {tuple(own) for own in genes_of}:
+        places = kept.get_indexer(pd.Index(genes, dtype=object))
+        own = np.flatnonzero(places >= 0)
+        shape = len(genes), len(kept)
+        selections[genes] = sp.csr_matrix((np.ones(len(own), np.bool_), (own, places[own])), shape=shape)
+    return [selections[tuple(own)] for own in genes_of]

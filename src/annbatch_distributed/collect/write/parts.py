@@ -17,11 +17,11 @@ import anndata as ad
 import numpy as np
 import zarr
 
-from annbatch_distributed.collect.entries import Entry
-from annbatch_distributed.collect.files import File, opened, values_at
-from annbatch_distributed.collect.jobs import run_each
+from annbatch_distributed.collect.matrices import Kind, Matrix, Source, kind_of, opened, values_at
 from annbatch_distributed.collect.problems import Problems
-from annbatch_distributed.collect.values import Kind, blocks_of, kind_of, read_block
+from annbatch_distributed.collect.write.blocks import blocks_of, read_block
+from annbatch_distributed.collect.write.jobs import run_each
+from annbatch_distributed.collect.write.storage import smallest
 from annbatch_distributed.core.values import n_cores, plural
 
 #: Peak memory of a process that writes a part, in sizes of its block.
@@ -37,7 +37,7 @@ _MOST_LOG = 15
 class Part(NamedTuple):
     """Rows of a file."""
 
-    entry: Entry
+    source: Source
     place: str
     """Place of the values in the file."""
     start: int
@@ -50,7 +50,7 @@ class Part(NamedTuple):
     @property
     def key(self) -> dict[str, Any]:
         """The file and its rows, as JSON; a folder with a different key is a different part."""
-        return {"file": str(self.entry), "place": self.place, "rows": [self.start, self.stop], "stamp": [*self.stamp]}
+        return {"file": str(self.source), "place": self.place, "rows": [self.start, self.stop], "stamp": [*self.stamp]}
 
 
 class Statistics(NamedTuple):
@@ -65,20 +65,13 @@ class Statistics(NamedTuple):
     n_negative: int
 
 
-def parts_of(file: File, number: int, folder: Path, memory: int) -> list[Part]:
+def parts_of(matrix: Matrix, number: int, folder: Path, memory: int) -> list[Part]:
     """Return the parts of a file, for processes that may use ``memory`` bytes each."""
-    with opened(file.entry) as group:
-        blocks = blocks_of(values_at(group, file.place), max(1, memory // _PEAK))
-    stamp = _stamp(file.entry.path)
-    return [
-        Part(file.entry, file.place, start, stop, folder / f"{number}-{start}-{stop}.zarr", stamp)
-        for start, stop in blocks
-    ]
-
-
-def size_of(entry: Entry) -> int:
-    """Return the size of a file in bytes."""
-    return _stamp(entry.path)[0]
+    source, place = matrix.source, matrix.place
+    with opened(source) as group:
+        blocks = blocks_of(values_at(group, place), max(1, memory // _PEAK))
+    stamp = _stamp(source.path)
+    return [Part(source, place, start, stop, folder / f"{number}-{start}-{stop}.zarr", stamp) for start, stop in blocks]
 
 
 def _stamp(path: Path) -> tuple[int, int]:
@@ -113,13 +106,13 @@ def _statistics_of(part: Part) -> Statistics | None:
 def _written(part: Part) -> Statistics | Problems:
     """Write a part; return problems, since raised ones would end the other parts."""
     try:
-        with opened(part.entry) as group:
+        with opened(part.source) as group:
             block = read_block(values_at(group, part.place), part.start, part.stop)
     except Problems as problems:
         return problems
     except Exception as error:  # noqa: BLE001 h5py and zarr raise many types for damaged values
         rows = f"cells {part.start:,} to {part.stop - 1:,}"
-        return Problems(f"{part.entry}: {rows} of {part.place} can't be read: {type(error).__name__}: {error}")
+        return Problems(f"{part.source}: {rows} of {part.place} can't be read: {type(error).__name__}: {error}")
     data = block.data
     # of Python, since numpy's -(-128) is -128 as int8
     most = max(np.nanmax(data, initial=0).item(), -np.nanmin(data, initial=0).item())
@@ -143,22 +136,12 @@ def _written(part: Part) -> Statistics | Problems:
     return statistics
 
 
-def smallest(most: float, own: np.dtype[Any]) -> np.dtype[Any]:
-    """Return the smallest dtype for counts up to ``most``: uint8, int16 or int32, or else their own.
-
-    >>> smallest(255, np.dtype("float32")), smallest(256, np.dtype("float32"))
-    (dtype('uint8'), dtype('int16'))
-    """
-    # PyTorch can't make a sparse tensor of uint16 dense
-    return next((np.dtype(kind) for kind in (np.uint8, np.int16, np.int32) if most <= np.iinfo(kind).max), own)
-
-
-def jobs_for(entries: Sequence[Entry]) -> int:
+def jobs_for(matrices: Sequence[Matrix]) -> int:
     """Return the number of processes by default: one for each core, or one for small files."""
-    return 1 if sum(map(size_of, entries)) < _SMALL else n_cores()
+    return 1 if sum(_stamp(matrix.source.path)[0] for matrix in matrices) < _SMALL else n_cores()
 
 
-def remark_on(statistics: Sequence[Statistics]) -> str:
+def _remark_on(statistics: Sequence[Statistics]) -> str:
     """Return a remark on the values of a file that aren't counts; an empty string for counts."""
     remarks = list[str]()
     if n_nan := sum(part.n_nan for part in statistics):
@@ -171,8 +154,9 @@ def remark_on(statistics: Sequence[Statistics]) -> str:
     return "".join(f"; {remark}" for remark in remarks)
 
 
-def summary(file: File, statistics: Sequence[Statistics], *, is_chosen: bool) -> str:
+def summary(matrix: Matrix, statistics: Sequence[Statistics], *, is_chosen: bool) -> str:
     """Return a line about the size and the values of a file."""
-    where = f", from {file.place}" if is_chosen else ""
-    shape = f"{plural(len(file.obs), 'cell')}, {plural(len(file.genes), 'gene')}"
-    return f"{file.entry}: {shape}, {file.dtype}{where}{remark_on(statistics)}"
+    where = f", from {matrix.place}" if is_chosen else ""
+    n_cells, n_genes = matrix.shape
+    shape = f"{plural(n_cells, 'cell')}, {plural(n_genes, 'gene')}"
+    return f"{matrix.source}: {shape}, {matrix.dtype}{where}{_remark_on(statistics)}"

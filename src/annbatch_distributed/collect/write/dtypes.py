@@ -1,0 +1,77 @@
+"""Dtypes: the form in which the values of all files are stored, by their statistics."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from itertools import chain
+from typing import Any
+
+import numpy as np
+
+from annbatch_distributed.collect.matrices import Cells, Kind
+from annbatch_distributed.collect.options import Options
+from annbatch_distributed.collect.problems import Problems
+from annbatch_distributed.collect.write.parts import Statistics
+from annbatch_distributed.collect.write.storage import Storage, smallest
+from annbatch_distributed.core.values import few
+
+#: Largest integer up to which a dtype of floats holds each one.
+_MOST_EXACT = {"float32": 2**24, "float64": 2**53}
+
+
+def kind_in(statistics: Sequence[Statistics]) -> Kind | None:
+    """Return the kind of the values of some parts; None if all are 0."""
+    return max((part.kind for part in statistics if part.kind is not None), default=None)
+
+
+def storage_of(cells: Cells, statistics: Sequence[Sequence[Statistics]], options: Options) -> Storage:
+    """Return the form of the cells; ``statistics`` has those of the parts of each file. Raises Problems."""
+    dtypes = [matrix.dtype for matrix in cells.matrices]
+    every = [*chain.from_iterable(statistics)]
+    are_counts, most = kind_in(every) in (None, Kind.COUNTS), max(part.most for part in every)
+    # a file whose values are all 0 says nothing
+    of_values = {own for own, parts in zip(dtypes, statistics, strict=True) if kind_in(parts) is not None}
+    different = of_values or {*dtypes}
+    file_dtype = _file_dtype(different, most, are_counts=are_counts)
+    if options.dtype is not None:
+        stored = file_dtype = _chosen(options.dtype, most, are_counts=are_counts)
+    else:
+        of_integers = (parts for own, parts in zip(dtypes, statistics, strict=True) if own.kind in "iu")
+        integers = [part.most for parts in of_integers for part in parts]
+        if file_dtype.kind == "f" and max(integers, default=0) > _MOST_EXACT["float64"]:
+            raise Problems(
+                f"integers must be below 2**53 in files of different dtypes, got {int(max(integers)):,} and "
+                f"{few(sorted(map(str, different)), 10)}. Leave files out"
+            )
+        stored = smallest(most, file_dtype) if are_counts else file_dtype
+    return Storage(stored, file_dtype, options.compression, _is_dense(cells, every, stored))
+
+
+def _file_dtype(dtypes: set[np.dtype[Any]], most: float, *, are_counts: bool) -> np.dtype[Any]:
+    """Return the dtype of the files, or one that holds the values of all of them."""
+    if len(dtypes) == 1:
+        return next(iter(dtypes))
+    if are_counts:
+        return np.dtype(np.float32 if most <= _MOST_EXACT["float32"] else np.float64)
+    return np.result_type(*dtypes)
+
+
+def _chosen(dtype: str, most: float, *, are_counts: bool) -> np.dtype[Any]:
+    """Return the dtype that a user has chosen; raises Problems if it doesn't hold all values."""
+    chosen = np.dtype(dtype)
+    largest = _MOST_EXACT[dtype] if dtype in _MOST_EXACT else np.iinfo(chosen).max
+    if (are_counts and most > largest) or not (are_counts or chosen.kind == "f"):
+        what = f"counts up to {int(most):,}" if are_counts else "values that are not counts"
+        raise Problems(f"dtype={dtype!r}: must hold the values of all files, got {what}. Choose a different one")
+    return chosen
+
+
+def _is_dense(cells: Cells, statistics: Sequence[Statistics], dtype: np.dtype[Any]) -> bool:
+    """Return True if all files have dense values, and these take less space than a sparse matrix."""
+    shapes = [matrix.shape for matrix in cells.matrices]
+    n_genes = max(n_genes for _, n_genes in shapes)
+    density = sum(part.n_values for part in statistics) / max(1, sum(n_cells * n_own for n_cells, n_own in shapes))
+    # a sparse matrix also has an index for each value
+    return all(matrix.is_dense for matrix in cells.matrices) and dtype.itemsize <= density * (
+        dtype.itemsize + np.min_scalar_type(n_genes).itemsize
+    )
