@@ -153,6 +153,7 @@ def test_by_counts_cells_and_share_of_epoch(
     check_schema("cells", counted)
     frame = loader.cells_of(slice(2, 4), ["donor"])
     assert counted["steps"] == [2, 3]
+    assert counted["labels"] == sorted(set(DONORS))  # and none for missing labels, of which there are none
     for step, counts, distance in zip(counted["steps"], counted["counts"], counted["distance"], strict=True):
         own = frame[frame["step"] == step]["donor"]
         assert counts == [int((own == label).sum()) for label in counted["labels"]]

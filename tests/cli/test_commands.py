@@ -110,6 +110,12 @@ def test_commands_plan_what_from_collection_reads(collection: Path, capsys: pyte
     assert sizes == {name: identity["sampler"][name] for name in sizes}
     small, large = (planned(capsys, collection, "--batch-size", 16, "--memory", size) for size in ("3kB", "1GB"))
     assert small["chunk_size"] * small["preload_nchunks"] < large["chunk_size"] * large["preload_nchunks"]
+    # a rank may run all 8 virtual ranks, so each of them has an eighth of the memory
+    virtual, eighth = (
+        planned(capsys, collection, "--batch-size", 16, "--memory", size, *more)
+        for size, more in (("64kB", ("--virtual-ranks", 8)), ("8kB", ()))
+    )
+    assert {name: virtual[name] for name in sizes} == {name: eighth[name] for name in sizes}
 
 
 def test_every_epoch_has_its_plan(capsys: pytest.CaptureFixture[str]) -> None:
@@ -250,6 +256,11 @@ WRONG = {
         ["check", "{collection}", "--ranks", "400", "--remainder", "exact"],
         "too few for 400 ranks",
     ),
+    "rows after the last": (
+        ["plan", "{collection}", "--rows", f"{N_OBS}:"],
+        f"--rows {N_OBS}: must lie within the {N_OBS} rows",
+    ),
+    "a range without rows": (["plan", "{collection}", "--rows", "5:5"], "START:STOP with START below STOP, got '5:5'"),
     "no such picture": (["plan", "--n-obs", "5000", "--plot", "{folder}/plan.docx"], "'docx' is not supported"),
     "no folder for a picture": (["plan", "--n-obs", "5000", "--plot", "{folder}/none/plan.png"], "No such file"),
 }
