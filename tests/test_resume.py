@@ -128,6 +128,8 @@ def test_workers_and_ranks_read_the_same_batches(drawn: Job, epoch: int, parts: 
     check_same_batches(whole, Counter(read.values()), policy, world_size)
     (anyone, *_) = of_epoch(drawn, world_size, epoch, segments)
     assert rows_by_step(anyone, n_obs) == {key: rows for key, (rows, _) in read.items()}
+    n_dropped = (whole - Counter(read.values())).total() if policy == "drop" else 0
+    assert anyone.plan(n_obs).n_dropped_batches == n_dropped
 
 
 def check_same_batches(whole: Counter[Batch], read: Counter[Batch], policy: str, n_ranks: int) -> None:

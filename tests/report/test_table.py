@@ -10,7 +10,7 @@ import pytest
 from annbatch.samplers import RandomSampler
 
 from annbatch_distributed import DistributedSampler, EpochPlan, Rank
-from tests.samplers import MaskBlind
+from tests.samplers import MaskBlind, batches, job
 from tests.strategies import POLICIES
 
 
@@ -51,6 +51,26 @@ def test_text_of_many_ranks_is_shortened() -> None:
         assert [line[0] for line in lines] == list(map(str, [*range(15), world_size - 1]))
         size = 10**9 // world_size // 8 * 8
         assert [line[-1] for line in lines] == [f"{int(line[0]) * size}:{(int(line[0]) + 1) * size}" for line in lines]
+
+
+def test_resumed_plan_counts_remaining_and_dropped_batches() -> None:
+    """The plan of a resumed epoch counts the batches that ranks read, and the batches that no rank reads."""
+    sampler = RandomSampler(chunk_size=4, preload_nchunks=2, batch_size=8)
+    before, after = (job(sampler, world_size, seed=0, remainder="drop") for world_size in (3, 2))
+    whole = [batches(rank.sample(130)) for rank in before]
+    for rank in after:
+        rank.load_state_dict(before[0].state_dict(batches_done=2))
+    resumed = after[0].plan(130)
+    remaining = [batches(rank.sample(130)) for rank in after]
+    assert resumed.remaining == tuple(map(len, remaining)) == (4, 4)
+    n_read = sum(len(own[:2]) for own in whole) + sum(map(len, remaining))
+    assert resumed.n_dropped_batches == sum(map(len, whole)) - n_read == 1
+    # a resumed epoch keeps its remainder, so the plan doesn't advise another one
+    assert str(resumed).splitlines()[5:] == [
+        "remaining: 4 batches on each of 2 ranks; dropped: 1",
+        "dropped in this epoch: 10 rows, 7.7% (120:130)",
+        "in memory: up to 8 rows on each rank",
+    ]
 
 
 @pytest.mark.parametrize("mask", [np.arange(40_000) % 3 > 0, [slice(0, 900), slice(1_000, 5_000)], None])
