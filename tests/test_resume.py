@@ -657,7 +657,7 @@ def test_rank_that_is_ahead_goes_back() -> None:
     (message,) = set(agreement(ranks))
     assert "batches done: 3 on 4 ranks on ranks 0 and 2; 4 on 4 ranks on rank 1" in message
     assert "To go back to the last step" in message
-    assert "loader.reshard(batches_done=3)" in message
+    assert "loader.reshard(batches_done=3) on rank 1." in message
     ranks[1].reshard(batches_done=3)
     assert agreement(ranks) == ["", "", ""]
     assert len({json.dumps(loader.state_dict()) for loader in ranks}) == 1

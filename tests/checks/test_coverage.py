@@ -17,6 +17,7 @@ from hypothesis import strategies as st
 
 from annbatch_distributed import DistributedSampler, Rank, Rows
 from annbatch_distributed.checks import Tally
+from annbatch_distributed.ranks import Placement
 from tests.loaders import numbered
 from tests.meeting import heard, met
 from tests.samplers import MaskBlind, batches, flat, job
@@ -137,6 +138,29 @@ def test_resized_job_checks_every_shard_once(n_before: int, n_after: int) -> Non
         rank.load_state_dict(state)
     text = verdict_of(ranks, 96, [batches(rank.sample(96)) for rank in ranks])
     assert text.endswith("as planned. Including earlier batches, each of the 96 rows was read once")
+
+
+def test_epoch_that_drops_batches_claims_no_rows() -> None:
+    """When a change of ranks drops a batch, the verdict doesn't claim that each row was read."""
+    sampler = SequentialSampler(4, 2, 4)
+    state = job(sampler, 3, remainder="drop")[0].state_dict(batches_done=1)  # 21 of 24 batches are left
+    ranks = job(sampler, 2, remainder="drop")
+    for rank in ranks:
+        rank.load_state_dict(state)
+    text = verdict_of(ranks, 96, [batches(rank.sample(96)) for rank in ranks])
+    assert text == "rest of epoch 0: 2 ranks have read 80 rows in 20 batches, as planned"
+
+
+def test_rows_of_a_rank_with_peers_count_once() -> None:
+    """Processes with the same rank read the same rows, which count once; an error names the process."""
+    places = [Placement(number // 2, 2, "a mesh", n_peers=2) for number in range(4)]
+    ranks = [DistributedSampler(SequentialSampler(4, 2, 4), dist_info=place) for place in places]
+    read = [batches(one.sample(96)) for one in ranks]
+    once = "epoch 0: 2 ranks have read 96 rows in 24 batches, as planned. Each of the 96 rows was read once"
+    assert verdict_of(ranks, 96, read) == once
+    read[3] = read[3][1:]
+    wrong = "\n  rank 1 (process 3) has read 44 rows in 11 batches, not 48 rows in 12 batches"
+    assert verdict_of(ranks, 96, read).endswith(wrong)
 
 
 def test_loader_counts_the_batches_it_yields() -> None:
