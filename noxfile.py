@@ -19,7 +19,7 @@ PYTEST = "-m", "pytest", "--numprocesses=3", "--dist=loadfile"
 # tests that start processes wait for them two fifths of the time; the longest files don't come last
 EVERYTHING = "--all", "--ignore=tests/libraries", "--numprocesses=4", "--no-loadscope-reorder"
 # tests whose results can differ between versions of Python and of numpy
-LAWS = "tests/test_laws.py", "tests/test_resume.py", "tests/test_sampler.py", "tests/test_wrapped.py"
+LAWS = "tests/test_laws.py", "tests/test_resume.py", "tests/test_sampler.py", "tests/core/test_wrapped.py"
 # ./dev test runs more examples of each law
 FEWER_EXAMPLES = {"HYPOTHESIS_PROFILE": "brief"}
 

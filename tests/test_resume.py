@@ -18,12 +18,12 @@ from torch import distributed as dist
 from torch._C._distributed_c10d import HashStore
 
 from annbatch_distributed import DistributedSampler, MixedLoader, Rank, StatefulLoader, deferred
+from tests.core.test_state import DAMAGED, NO_STATES
+from tests.core.test_state import STATE as OTHER_STATE
 from tests.loaders import numbered
 from tests.meeting import agreement
 from tests.samplers import batches, job, repeats
 from tests.strategies import jobs
-from tests.test_state import DAMAGED, NO_STATES
-from tests.test_state import STATE as OTHER_STATE
 from tests.workers import read_by_workers
 
 if TYPE_CHECKING:

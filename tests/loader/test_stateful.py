@@ -22,11 +22,11 @@ from annbatch.utils import convert
 from zarr.storage import MemoryStore, WrapperStore
 
 from annbatch_distributed import DistributedSampler, Rank, StatefulLoader, deferred
+from tests.core.test_counts import Growing
 from tests.loaders import numbered, rows
 from tests.meeting import agreement
 from tests.samplers import flat, job
 from tests.stores import Counting
-from tests.test_counts import Growing
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator

@@ -10,7 +10,7 @@ A custom sampler provides them as attributes with these names, each of which is 
 ``settings()``               return a dict of the attributes that determine the batches (default: all attributes)
 ===========================  ==========================================================================================
 
-For annbatch's own samplers, this module uses private names; tests/test_wrapped.py fails if annbatch changes one.
+For annbatch's own samplers, this module uses private names; tests/core/test_wrapped.py fails if annbatch changes one.
 
 A private copy
     A pickler visits each object that a sampler consists of, and the copy is built from copies of these parts, with four
@@ -296,7 +296,7 @@ def refuse_short_draws(sampler: Sampler, n_rows: int) -> None:
     """Raise if annbatch's RandomSampler yields fewer batches than its ``n_batches`` returns.
 
     With ``replacement`` and ``drop_last`` it samples whole chunks only, but counts the remaining samples as well.
-    tests/test_counts.py fails if annbatch changes this.
+    tests/core/test_counts.py fails if annbatch changes this.
     """
     if not (isinstance(sampler, RandomSampler) and sampler._replacement and sampler._drop_last):
         return

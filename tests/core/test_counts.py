@@ -9,9 +9,9 @@ import pandas as pd
 import pytest
 from annbatch.samplers import ClassSampler, RandomSampler
 
+from tests.core.test_wrapped import Localized
 from tests.samplers import Counting, MaskBlind, NoBatchSize, batches, flat, job
 from tests.strategies import POLICIES
-from tests.test_wrapped import Localized
 
 if TYPE_CHECKING:
     from collections.abc import Iterator

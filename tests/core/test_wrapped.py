@@ -557,7 +557,7 @@ def all_descriptions() -> list[dict[str, Any]]:
 def test_descriptions_are_equal_in_any_process() -> None:
     """Descriptions equal the descriptions in ``descriptions.json``, which a different process wrote.
 
-    To update the file: ``python -c "from tests.test_wrapped import *; write_descriptions()"``.
+    To update the file: ``python -c "from tests.core.test_wrapped import *; write_descriptions()"``.
     """
     assert all_descriptions() == json.loads(DESCRIPTIONS.read_text())
 
