@@ -174,10 +174,11 @@ def test_damage_of_names_concerns_all_cells(copied: Path, capsys: pytest.Capture
     assert (line["array"], line["start"], line["stop"]) == ("obs/kind/categories", 0, N_OBS)
 
 
-def test_command_prints_damage_of_a_large_table(
+@pytest.mark.parametrize("written", ["lz4"], indirect=True)
+def test_command_prints_damage_from_several_processes(
     copied: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """In several processes, as lines, also for a relative path."""
+    """The command prints the damage that two processes find as lines, also for a relative path."""
     (file,) = shards_in(copied / "dataset_0" / "obs" / "zero")
     content = file.read_bytes()
     file.write_bytes(content[:3000] + bytes([content[3000] ^ 1]) + content[3001:])
