@@ -179,6 +179,21 @@ def test_dense_files_stay_dense_where_that_takes_less_space(
     assert not any(isinstance(group["X"], zarr.Array) for group in mixed)
 
 
+@pytest.mark.parametrize(
+    ("join", "density", "is_dense"), [("outer", 0.7, False), ("inner", 0.7, True), ("inner", 0.35, False)]
+)
+def test_genes_of_the_collection_decide_what_is_dense(
+    join: Any, density: float, is_dense: bool, tmp_path: Path
+) -> None:
+    """Genes that a file lacks are 0 in its cells, and genes that are left out don't count."""
+    values = (np.random.default_rng(0).random((50, 8)) < density).astype("float32")
+    for name, genes in (("a", GENES[:8]), ("b", GENES[4:])):
+        obs = pd.DataFrame(index=[f"{name}{number}" for number in range(50)])
+        ad.AnnData(values, obs=obs, var=pd.DataFrame(index=genes)).write_h5ad(tmp_path / f"{name}.h5ad")
+    collection = collect([tmp_path / "a.h5ad", tmp_path / "b.h5ad"], tmp_path / "c.zarr", join=join, tell=quiet)
+    assert isinstance(stored_in(collection), zarr.Array) == is_dense
+
+
 def test_anndata_and_annbatch_read_what_is_stored(tmp_path: Path) -> None:
     values = counts(64, 6, 0)
     collect(file_of(tmp_path, values), tmp_path / "cells.zarr", tell=quiet)

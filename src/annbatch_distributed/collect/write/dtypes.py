@@ -44,7 +44,7 @@ def storage_of(cells: Cells, statistics: Sequence[Sequence[Statistics]], options
                 f"{few(sorted(map(str, different)), 10)}. Leave files out"
             )
         stored = smallest(most, file_dtype) if are_counts else file_dtype
-    return Storage(stored, file_dtype, options.compression, _is_dense(cells, every, stored))
+    return Storage(stored, file_dtype, options.compression, _is_dense(cells, statistics, stored))
 
 
 def _file_dtype(dtypes: set[np.dtype[Any]], most: float, *, are_counts: bool) -> np.dtype[Any]:
@@ -66,12 +66,17 @@ def _chosen(dtype: str, most: float, *, are_counts: bool) -> np.dtype[Any]:
     return chosen
 
 
-def _is_dense(cells: Cells, statistics: Sequence[Statistics], dtype: np.dtype[Any]) -> bool:
-    """Return True if all files have dense values, and these take less space than a sparse matrix."""
-    shapes = [matrix.shape for matrix in cells.matrices]
-    n_genes = max(n_genes for _, n_genes in shapes)
-    density = sum(part.n_values for part in statistics) / max(1, sum(n_cells * n_own for n_cells, n_own in shapes))
-    # a sparse matrix also has an index for each value
-    return all(matrix.is_dense for matrix in cells.matrices) and dtype.itemsize <= density * (
-        dtype.itemsize + np.min_scalar_type(n_genes).itemsize
+def _is_dense(cells: Cells, statistics: Sequence[Sequence[Statistics]], dtype: np.dtype[Any]) -> bool:
+    """Return True if all files are dense, and dense values take less space than sparse ones before compression."""
+    if not all(matrix.is_dense for matrix in cells.matrices):
+        return False
+    # genes that are left out are taken to have as many values as the others
+    n_values = sum(
+        part.n_values * matrix.genes.nnz / matrix.shape[1]
+        for matrix, parts in zip(cells.matrices, statistics, strict=True)
+        for part in parts
     )
+    n_genes = len(cells.var)
+    dense_bytes = len(cells.obs) * n_genes * dtype.itemsize
+    # a sparse matrix also has an index for each value
+    return dense_bytes <= n_values * (dtype.itemsize + np.min_scalar_type(n_genes).itemsize)
