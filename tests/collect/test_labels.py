@@ -196,7 +196,7 @@ def test_files_may_lack_values_of_any_kind(tmp_path: Path) -> None:
 
 
 def test_categories_keep_the_order_of_the_files() -> None:
-    """Categories that agree stay as they are; others are in the order in which the files have them."""
+    """Orders that agree are joined; other categories are in the order in which the files have them."""
 
     def ordered(values: str, categories: str, *, is_ordered: bool = True) -> Any:
         return pd.Categorical([*values], [*categories], ordered=is_ordered)
@@ -204,6 +204,10 @@ def test_categories_keep_the_order_of_the_files() -> None:
     for parts, categories, is_ordered in (
         ([ordered("ba", "zba"), ordered("b", "zba"), None], "zba", True),
         ([ordered("ba", "zba"), ordered("b", "abz")], "bab"[:2], False),
+        ([ordered("lh", "lh"), ordered("lm", "lmh"), ordered("mm", "mhx")], "lmhx", True),
+        ([ordered("hl", "lh"), ordered("lm", "lm")], "lhm", False),  # h and m have no order
+        ([ordered("hl", "lh"), ordered("lh", "hl")], "lh", False),
+        ([ordered("hl", "lh"), ordered("mm", "m")], "lhm", False),
         ([ordered("ba", "ba"), [*"ca"]], "bac", False),
         ([ordered("ba", "ba"), ordered("a", "ba", is_ordered=False)], "ba", False),
         ([[*"ca"], [*"bd"]], "acbd", False),

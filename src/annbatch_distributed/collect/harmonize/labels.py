@@ -9,7 +9,8 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterator, Mapping, Sequence
-from itertools import chain
+from graphlib import CycleError, TopologicalSorter
+from itertools import chain, pairwise
 from typing import Any
 
 import numpy as np
@@ -119,15 +120,7 @@ def _united(parts: Sequence[pd.Series[Any] | None], lengths: Sequence[int]) -> t
         return [one.to_numpy(bool) if is_whole else one for one in booleans], "booleans"
     own = [None if part is None else _as_labels(part) for part in parts]
     known = [part for part in own if part is not None and len(part.categories)]
-    lists = [part.categories.tolist() for part in known]
-    if not lists:
-        categories, is_ordered = [], False
-    elif all(one == lists[0] for one in lists):
-        categories, is_ordered = lists[0], all(part.ordered for part in known)
-    else:
-        used = (part.remove_unused_categories().categories for part in known)
-        categories, is_ordered = [*dict.fromkeys(chain.from_iterable(used))], False
-    place = {label: code for code, label in enumerate(categories)}
+    categories, is_ordered = _categories(known)
     kind = plural(len(categories), "value")
     if 0 < len(categories) <= _MOST_VALUES:
         kind += f" ({(' < ' if is_ordered else ', ').join(categories)})"
@@ -136,9 +129,41 @@ def _united(parts: Sequence[pd.Series[Any] | None], lengths: Sequence[int]) -> t
     return [
         pd.Categorical.from_codes(np.full(length, -1), categories, ordered=is_ordered)
         if part is None
-        else _recoded(part, [place.get(label, -1) for label in part.categories], categories, is_ordered)
+        else part.set_categories(categories, ordered=is_ordered)
         for part, length in zip(own, lengths, strict=True)
     ], kind
+
+
+def _categories(parts: Sequence[pd.Categorical]) -> tuple[list[str], bool]:
+    """Return the categories of a column of all files, and whether they are in an order."""
+    lists = list(dict.fromkeys(tuple(part.categories) for part in parts))
+    are_ordered = bool(parts) and all(part.ordered for part in parts)
+    if len(lists) <= 1:
+        return [*chain(*lists)], are_ordered
+    if are_ordered and (order := _joined(lists)):
+        return order, True
+    used = (part.remove_unused_categories().categories for part in parts)
+    return [*dict.fromkeys(chain.from_iterable(used))], False
+
+
+def _joined(orders: Sequence[Sequence[str]]) -> list[str]:
+    """Return the only order of all labels that agrees with each order; an empty list if there is none, or several.
+
+    >>> _joined(["lh", "lmh"]), _joined(["lh", "lm"]), _joined(["lh", "hl"])
+    (['l', 'm', 'h'], [], [])
+    """
+    after = TopologicalSorter[str]()
+    for first, second in chain.from_iterable(map(pairwise, orders)):
+        after.add(second, first)
+    for order in orders:
+        after.add(order[0])
+    try:
+        joined = [*after.static_order()]
+    except CycleError:
+        return []
+    # labels next to each other must be next to each other in some file, or their order isn't known
+    known = {*chain.from_iterable(map(pairwise, orders))}
+    return joined if known >= {*pairwise(joined)} else []
 
 
 def _dtype_of_numbers(columns: Sequence[pd.Series[Any]], *, is_whole: bool) -> Any:  # noqa: ANN401 a dtype

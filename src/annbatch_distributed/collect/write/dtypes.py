@@ -79,4 +79,4 @@ def _is_dense(cells: Cells, statistics: Sequence[Sequence[Statistics]], dtype: n
     n_genes = len(cells.var)
     dense_bytes = len(cells.obs) * n_genes * dtype.itemsize
     # a sparse matrix also has an index for each value
-    return dense_bytes <= n_values * (dtype.itemsize + np.min_scalar_type(n_genes).itemsize)
+    return bool(dense_bytes <= n_values * (dtype.itemsize + np.min_scalar_type(n_genes).itemsize))
