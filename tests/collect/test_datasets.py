@@ -5,17 +5,16 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any
 
 import anndata as ad
+import pandas as pd
 import pytest
 
 from annbatch_distributed.collect import collect
-from annbatch_distributed.collect.write import datasets
+from annbatch_distributed.collect.write import datasets, storage
 from tests.collect.test_files import GENES, cells_of, counts, quiet
 
 if TYPE_CHECKING:
     from collections.abc import Callable
     from pathlib import Path
-
-    import pandas as pd
 
 
 @pytest.fixture
@@ -51,3 +50,38 @@ def test_cells_of_a_group_are_in_random_order(tables: Callable[..., list[pd.Data
         assert obs["type"].cat.codes.is_monotonic_increasing
         for _, group in obs.groupby("type", observed=True):
             assert group["src_path"].cat.codes.diff().ne(0).sum() > 2
+
+
+@pytest.mark.parametrize("seed", [0, 1])
+def test_complete_datasets_are_kept(
+    seed: int, tables: Callable[..., list[pd.DataFrame]], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """After an interruption, only datasets that aren't complete are written, unless others were asked for."""
+    expected = tables("whole.zarr", seed=seed)
+    write, written = storage.write_stored, list[str]()
+
+    def until(number: int) -> Any:
+        def stopped(path: Path, *arguments: Any) -> None:
+            write(path, *arguments)
+            written.append(path.name)
+            if len(written) == number:
+                raise KeyboardInterrupt
+
+        return stopped
+
+    monkeypatch.setattr(datasets, "write_stored", until(3))
+    with pytest.raises(KeyboardInterrupt):
+        tables("cells.zarr")
+    assert not (tmp_path / "cells.zarr").exists()
+    (tmp_path / "cells.zarr.parts" / "dataset_2.unfinished").mkdir()  # of a process that was killed
+    written.clear()
+    monkeypatch.setattr(datasets, "write_stored", until(-1))
+    found = tables("cells.zarr", seed=seed)
+    assert len(written) == len(expected) - 2 * (seed == 0)
+    for one, other in zip(found, expected, strict=True):
+        pd.testing.assert_frame_equal(one, other)
+    files = {path.relative_to(tmp_path / "whole.zarr"): path for path in (tmp_path / "whole.zarr").rglob("*")}
+    assert {path.relative_to(tmp_path / "cells.zarr") for path in (tmp_path / "cells.zarr").rglob("*")} == {*files}
+    for name, path in files.items():
+        assert path.is_dir() or path.read_bytes() == (tmp_path / "cells.zarr" / name).read_bytes()
+    assert not (tmp_path / "cells.zarr.parts").exists()

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import Executor
+from dataclasses import replace
+from importlib.metadata import version
 from itertools import chain
 from pathlib import Path
 
@@ -17,11 +19,11 @@ from annbatch_distributed.collect.options import Options
 from annbatch_distributed.collect.problems import Problems
 from annbatch_distributed.collect.write.datasets import datasets_of, write_dataset
 from annbatch_distributed.collect.write.dtypes import kind_in, storage_of
-from annbatch_distributed.collect.write.folders import check_new, folder_of_parts, remove
+from annbatch_distributed.collect.write.folders import check_new, folder_of_datasets, folder_of_parts
 from annbatch_distributed.collect.write.jobs import executor_of, run_each
 from annbatch_distributed.collect.write.parts import Part, Statistics, jobs_for, parts_of, summary, write_parts
 from annbatch_distributed.collect.write.storage import Storage
-from annbatch_distributed.core.values import plural
+from annbatch_distributed.core.values import digest, plural
 
 #: Function that gets each line about files, genes and columns.
 type Tell = Callable[[str], object]
@@ -47,17 +49,23 @@ def write_collection(entries: Sequence[Entry], out: Path, options: Options, tell
         storage = storage_of(cells, statistics, options)
         for line in contents.lines:
             tell(line)
-        unfinished = folder / "cells"
-        remove(unfinished)
-        # without consolidated metadata, with which annbatch could not add files to it
-        zarr.open_group(unfinished, mode="w", attributes={**V1_ENCODING})
         n_values = sum(part.n_values for part in chain.from_iterable(statistics))
+        unfinished = folder_of_datasets(folder, _key(entries, parts, options, n_bytes))
+        # without consolidated metadata, with which annbatch could not add files to it
+        zarr.open_group(unfinished, mode="a", attributes={**V1_ENCODING})
         sizes = {"n_values": n_values, "n_bytes": n_bytes}
-        datasets = [*datasets_of(cells, parts, storage, unfinished, group_by=group_by, seed=options.seed, **sizes)]
-        for _ in _bar(run_each(write_dataset, datasets, executor), "datasets", len(datasets)):
+        datasets = datasets_of(cells, parts, storage, unfinished, group_by=group_by, seed=options.seed, **sizes)
+        missing = [dataset for dataset in datasets if not dataset.path.exists()]
+        for _ in _bar(run_each(write_dataset, missing, executor), "datasets", len(missing)):
             pass
         unfinished.rename(out)
     tell(_result(out, cells, storage))
+
+
+def _key(entries: Sequence[Entry], parts: Sequence[Sequence[Part]], options: Options, n_bytes: int) -> str:
+    """Return a digest of all that decides what datasets have, so that a later run can tell that they are its own."""
+    chosen = replace(options, memory=n_bytes, jobs=None, scheduler=None, restart=False)
+    return digest(repr((version("annbatch-distributed"), entries, parts, chosen)))
 
 
 def _bar[Item](items: Iterator[Item], name: str, n_items: int) -> Iterator[Item]:

@@ -139,10 +139,13 @@ def _cut(pieces: Sequence[Piece], firsts: Int64Array, start: int, stop: int) -> 
 
 
 def write_dataset(dataset: Dataset) -> None:
-    """Write a dataset into the folder of the collection."""
+    """Write a dataset into the folder of the collection, where it appears when it is complete."""
     cells = ad.AnnData(_values(dataset), obs=dataset.obs, var=dataset.var)
     cells.varm["measured"] = dataset.measured.to_numpy()
-    write_stored(dataset.path, cells, dataset.storage, [*dataset.measured])
+    path = dataset.path
+    unfinished = path.parent.parent / f"{path.name}.unfinished"
+    write_stored(unfinished, cells, dataset.storage, [*dataset.measured])
+    unfinished.rename(path)
 
 
 def _values(dataset: Dataset) -> sp.csr_matrix | npt.NDArray[Any]:

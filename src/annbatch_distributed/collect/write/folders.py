@@ -56,6 +56,13 @@ def folder_of_parts(out: Path, *, restart: bool) -> Iterator[Path]:
         remove(folder)
 
 
+def folder_of_datasets(folder: Path, key: str) -> Path:
+    """Return the folder of the new collection in a folder of parts, and remove those of runs with a different key."""
+    own = folder / f"cells-{key}"
+    remove(*(path for path in folder.glob("cells-*") if path != own))
+    return own
+
+
 def remove(*folders: Path) -> None:
     """Remove folders; after an error, threads of zarr may still be writing to them."""
     for folder in folders:
