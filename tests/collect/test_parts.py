@@ -37,9 +37,9 @@ def written(monkeypatch: pytest.MonkeyPatch) -> list[parts.Part]:
     seen: list[parts.Part] = []
     write, blocks = parts._written, blocks_of_files.blocks_of
 
-    def spied(part: parts.Part) -> Any:
-        seen.append(part)
-        return write(part)
+    def spied(own: list[parts.Part]) -> Any:
+        seen.extend(own)
+        return write(own)
 
     monkeypatch.setattr(parts, "_written", spied)
     monkeypatch.setattr(parts, "blocks_of", lambda stored, _: blocks(stored, 1_000))
@@ -77,12 +77,12 @@ def test_interrupted_run_continues(
             if stop == "shuffling":
                 patch.setattr(steps, "write_dataset", interrupted)
             elif stop == "reading":
-                read = blocks_of_files.read_block
+                read = blocks_of_files.read_blocks
 
-                def some(stored: Any, start: int, end: int) -> Any:
-                    return interrupted() if len(written) > 4 else read(stored, start, end)
+                def some(*arguments: Any) -> Any:
+                    return interrupted() if len(written) > 4 else read(*arguments)
 
-                patch.setattr(parts, "read_block", some)
+                patch.setattr(parts, "read_blocks", some)
             if stop is None:
                 collect(files, tmp_path / "cells.zarr", tell=quiet, **options)
             else:

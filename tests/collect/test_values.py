@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from io import BytesIO
-from typing import TYPE_CHECKING, Any
+from pathlib import Path
+from tempfile import TemporaryDirectory
+from typing import Any
 
 import anndata as ad
 import h5py
@@ -17,10 +20,7 @@ from hypothesis import strategies as st
 from annbatch_distributed.collect import matrices
 from annbatch_distributed.collect.matrices import Kind, dtype_of, kind_of, sampled, values_at
 from annbatch_distributed.collect.write import blocks as module
-from annbatch_distributed.collect.write.blocks import blocks_of, read_block
-
-if TYPE_CHECKING:
-    from pathlib import Path
+from annbatch_distributed.collect.write.blocks import blocks_of, read_blocks
 
 FORMS: dict[str, Any] = {"csr": sp.csr_matrix, "csc": sp.csc_matrix, "dense": lambda matrix: matrix}
 
@@ -49,22 +49,23 @@ def test_blocks_have_every_row_once(
     blocks = blocks_of(values, n_bytes)
     assert [stop for _, stop in blocks[:-1]] == [start for start, _ in blocks[1:]]
     assert (blocks[0][0], blocks[-1][1]) == (0, n_rows)
-    parts = [read_block(values, *block) for block in blocks]
+    with TemporaryDirectory() as folder:
+        parts = [*read_blocks(values, blocks, Path(folder) / "scratch")]
     np.testing.assert_array_equal(np.vstack([part.toarray() for part in parts]), whole)
     assert all(part.has_canonical_format for part in parts)
-    if form == "csr":  # values and indices of 4 bytes, and at least one of each
+    if form != "dense":  # values and indices of 4 bytes, at least one of each, and entries of columns are held twice
         assert all(
-            stop == start + 1 or part.nnz <= max(1, n_bytes // 8)
+            stop == start + 1 or part.nnz <= max(1, n_bytes // (8 if form == "csr" else 16))
             for (start, stop), part in zip(blocks, parts, strict=True)
         )
-    elif form == "dense":
+    else:
         assert all(stop - start <= max(1, n_bytes // (4 * n_columns)) for start, stop in blocks)
 
 
 @pytest.mark.parametrize(
     ("stored", "dtype"), [(">f4", "f4"), (">f8", "f8"), (">i2", "i2"), (">u4", "u4"), (">f2", "f4"), ("f2", "f4")]
 )
-def test_values_of_any_byte_order_are_read(stored: str, dtype: str) -> None:
+def test_values_of_any_byte_order_are_read(stored: str, dtype: str, tmp_path: Path) -> None:
     """Values of each dtype that files have are read in one that SciPy and PyTorch have sparse matrices of."""
     whole = matrix(9, 5, 0.5, 0)
     with h5py.File(BytesIO(), "w") as file:
@@ -76,21 +77,40 @@ def test_values_of_any_byte_order_are_read(stored: str, dtype: str) -> None:
             file.create_dataset(place, data=values).attrs.update(attributes)
             file["X"] = file[form]
             values = values_at(file, "X")
-            block = read_block(values, 0, 9)
+            (block,) = read_blocks(values, [(0, 9)], tmp_path)
             del file["X"]
             assert block.dtype.str == np.dtype(dtype).str
             assert dtype_of(sampled(values).dtype) == block.dtype
             np.testing.assert_array_equal(block.toarray(), whole)
 
 
-def test_columns_are_read_piece_by_piece(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Rows of a matrix in columns are the same however many entries are read at a time."""
+def test_columns_are_read_twice_whatever_the_memory(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    """Rows of a matrix in columns are the same however many entries are read at a time, and for however many blocks.
+
+    Its rows are read to find the blocks, and its entries to fill them.
+    """
     whole = matrix(20, 7, 0.5, 0)
     group = zarr.open_group({}, mode="w")
     ad.io.write_elem(group, "X", sp.csc_matrix(whole))
-    for n_entries in (1, 3, 1_000):
+    values = values_at(group, "X")
+    read: Counter[str] = Counter()
+    pieces, of_data = module._pieces, module._read
+    monkeypatch.setattr(module, "_pieces", lambda *own: [(read.update(["rows"]), piece)[1] for piece in pieces(*own)])
+    monkeypatch.setattr(module, "_read", lambda *own: (read.update(["data"]), of_data(*own))[1])
+    for n_entries, n_bytes in ((1, 40), (3, 200), (1_000, 600)):
         monkeypatch.setattr(module, "_N_ENTRIES", n_entries)
-        np.testing.assert_array_equal(read_block(values_at(group, "X"), 5, 15).toarray(), whole[5:15])
+        read.clear()
+        blocks = blocks_of(values, n_bytes)
+        assert len(blocks) > 1
+        rows = [block.toarray() for block in read_blocks(values, blocks, tmp_path / "scratch")]
+        np.testing.assert_array_equal(np.vstack(rows), whole)
+        n_pieces = -(-np.count_nonzero(whole) // n_entries)
+        assert read == {"rows": 2 * n_pieces, "data": n_pieces}
+    assert not [*tmp_path.iterdir()]
+    # some blocks, as after an interruption
+    monkeypatch.setattr(module, "_N_ENTRIES", 7)
+    rows = [block.toarray() for block in read_blocks(values, [(2, 5), (5, 6), (11, 14)], tmp_path / "scratch")]
+    np.testing.assert_array_equal(np.vstack(rows), whole[[2, 3, 4, 5, 11, 12, 13]])
 
 
 @pytest.mark.parametrize(
@@ -131,4 +151,4 @@ def test_damaged_matrix_is_refused(tmp_path: Path) -> None:
         ad.io.write_elem(file, "X", sp.csr_matrix(matrix(4, 5, 1, 0)))
         file["X/indices"][2] = 7
         with pytest.raises(ValueError, match="indices"):
-            read_block(values_at(file, "X"), 0, 4)
+            list(read_blocks(values_at(file, "X"), [(0, 4)], tmp_path))

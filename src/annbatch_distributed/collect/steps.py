@@ -88,11 +88,12 @@ def _write_parts(
     for number, matrix in enumerate(matrices):
         if not n_left[number]:  # a file without cells
             tell(summary(matrix, [], is_chosen=are_chosen or matrix.place != "X"))
-    for part, result in _bar(write_parts([*number_of], executor), "files", len(number_of)):
+    for result in _bar(write_parts([*number_of], executor), "files", len(number_of)):
         if isinstance(result, Problems):
             problems += result.args
             continue
-        statistics[part], number = result, number_of[part]
+        part, statistics[part] = result
+        number = number_of[part]
         n_left[number] -= 1
         if not n_left[number]:
             own, matrix = [statistics[one] for one in parts[number]], matrices[number]

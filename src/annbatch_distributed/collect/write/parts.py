@@ -10,16 +10,18 @@ import shutil
 import sys
 from collections.abc import Iterator, Sequence
 from concurrent.futures import Executor
+from errno import EDQUOT, EFBIG, ENOSPC
 from pathlib import Path
 from typing import Any, NamedTuple
 
 import anndata as ad
 import numpy as np
+import scipy.sparse as sp
 import zarr
 
 from annbatch_distributed.collect.matrices import Kind, Matrix, Source, kind_of, opened, values_at
 from annbatch_distributed.collect.problems import Problems
-from annbatch_distributed.collect.write.blocks import blocks_of, read_block
+from annbatch_distributed.collect.write.blocks import blocks_of, in_columns, read_blocks
 from annbatch_distributed.collect.write.jobs import run_each
 from annbatch_distributed.collect.write.storage import smallest
 from annbatch_distributed.core.values import n_cores, plural
@@ -30,6 +32,8 @@ _PEAK = 4
 _CHUNK = 1_000
 #: Size of files that are read by a single process, which saves starting others, in bytes.
 _SMALL = 2_000_000_000
+#: Errors of a disk that is full.
+_FULL = {EDQUOT, EFBIG, ENOSPC}
 #: Upper limit of log-normalized values: log1p of a share of 10,000 counts is at most 9.2.
 _MOST_LOG = 15
 
@@ -46,6 +50,8 @@ class Part(NamedTuple):
     """Folder of the part."""
     stamp: tuple[int, int]
     """Size of the file in bytes, and when it was changed."""
+    are_together: bool
+    """True if the parts of the file are written by one process, which reads it once."""
 
     @property
     def key(self) -> dict[str, Any]:
@@ -66,12 +72,18 @@ class Statistics(NamedTuple):
 
 
 def parts_of(matrix: Matrix, number: int, folder: Path, memory: int) -> list[Part]:
-    """Return the parts of a file, for processes that may use ``memory`` bytes each."""
+    """Return the parts of a file, for processes that may use ``memory`` bytes each; or raise Problems."""
     source, place = matrix.source, matrix.place
     with opened(source) as group:
-        blocks = blocks_of(values_at(group, place), max(1, memory // _PEAK))
+        values = values_at(group, place)
+        are_together = in_columns(values)
+        try:
+            blocks = blocks_of(values, max(1, memory // _PEAK))
+        except Exception as error:  # h5py and zarr raise many types for damaged values
+            raise Problems(f"{source}: {place} can't be read: {type(error).__name__}: {error}") from error
     stamp = _stamp(source.path)
-    return [Part(source, place, start, stop, folder / f"{number}-{start}-{stop}.zarr", stamp) for start, stop in blocks]
+    paths = [folder / f"{number}-{start}-{stop}.zarr" for start, stop in blocks]
+    return [Part(source, place, *block, path, stamp, are_together) for block, path in zip(blocks, paths, strict=True)]
 
 
 def _stamp(path: Path) -> tuple[int, int]:
@@ -79,16 +91,20 @@ def _stamp(path: Path) -> tuple[int, int]:
     return sum(one.st_size for one in stats), max(one.st_mtime_ns for one in stats)
 
 
-def write_parts(parts: Sequence[Part], executor: Executor | None) -> Iterator[tuple[Part, Statistics | Problems]]:
-    """Write parts, and yield each with its statistics, or with the problems; existing parts are kept."""
-    missing = list[Part]()
+def write_parts(parts: Sequence[Part], executor: Executor | None) -> Iterator[tuple[Part, Statistics] | Problems]:
+    """Write parts, and yield each with its statistics, or problems; existing parts are kept."""
+    tasks: dict[Any, list[Part]] = {}
     for part in parts:
         if (statistics := _statistics_of(part)) is not None:
             yield part, statistics
         else:
-            missing.append(part)
-    for number, result in run_each(_written, missing, executor):
-        yield missing[number], result
+            tasks.setdefault(part.source if part.are_together else part, []).append(part)
+    own = [*tasks.values()]
+    for number, results in run_each(_written, own, executor):
+        if isinstance(results, Problems):
+            yield results
+        else:
+            yield from zip(own[number], results, strict=True)
 
 
 def _statistics_of(part: Part) -> Statistics | None:
@@ -103,16 +119,31 @@ def _statistics_of(part: Part) -> Statistics | None:
     return Statistics(None if kind is None else Kind(kind), *others)  # type: ignore[arg-type]  # as above
 
 
-def _written(part: Part) -> Statistics | Problems:
-    """Write a part; return problems, since raised ones would end the other parts."""
+def _written(parts: Sequence[Part]) -> list[Statistics] | Problems:
+    """Write parts of a file; return problems, since raised ones would end the other parts."""
+    first, last = parts[0], parts[-1]
+    statistics = list[Statistics]()
     try:
-        with opened(part.source) as group:
-            block = read_block(values_at(group, part.place), part.start, part.stop)
+        with opened(first.source) as group:
+            bounds, scratch = [(part.start, part.stop) for part in parts], first.path.with_suffix(".columns.unfinished")
+            blocks = read_blocks(values_at(group, first.place), bounds, scratch)
+            for part in parts:
+                try:
+                    block = next(blocks)
+                except Exception as error:  # h5py and zarr raise many types for damaged values
+                    if getattr(error, "errno", None) in _FULL:  # the disk with the scratch, not the file
+                        raise
+                    what = f"cells {first.start:,} to {last.stop - 1:,} of {first.place}"
+                    problem = f"{first.source}: {what} can't be read: {type(error).__name__}: {error}"
+                    raise Problems(problem) from error
+                statistics.append(_write(part, block))
     except Problems as problems:
         return problems
-    except Exception as error:  # noqa: BLE001 h5py and zarr raise many types for damaged values
-        rows = f"cells {part.start:,} to {part.stop - 1:,}"
-        return Problems(f"{part.source}: {rows} of {part.place} can't be read: {type(error).__name__}: {error}")
+    return statistics
+
+
+def _write(part: Part, block: sp.csr_matrix) -> Statistics:
+    """Write a part, in the smallest dtype for counts, and return its statistics."""
     data = block.data
     # of Python, since numpy's -(-128) is -128 as int8
     most = max(np.nanmax(data, initial=0).item(), -np.nanmin(data, initial=0).item())
