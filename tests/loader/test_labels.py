@@ -326,7 +326,7 @@ def kinds(*labels: str, ordered: bool = False) -> dict[str, Any]:
 
 #: Columns of two datasets whose labels can't be put together as they are stored.
 DIFFERENT: dict[str, list[dict[str, Any]]] = {
-    "categories": [kinds("a", "b"), kinds("a", "b", "c")],
+    "categories": [kinds("a", "b", "c"), kinds("a", "b", "d")],
     "order of categories": [kinds("a", "b"), kinds("b", "a")],
     "ordered": [kinds("a", "b"), kinds("a", "b", ordered=True)],
     "dtype": [{"kind": np.arange(80)}, {"kind": np.arange(80) / 2}],
@@ -343,6 +343,27 @@ def test_labels_that_differ_among_datasets_are_in_memory(difference: str | None,
     made = loader(written, names=True)
     assert (made._labels is None) == (difference is not None)
     check(made, whole(written), names=True)
+
+
+@pytest.mark.parametrize(("longest", "names"), [(0, True), (1, False)])
+@pytest.mark.parametrize("is_in_memory", [False, True])
+def test_datasets_may_have_more_categories(longest: int, names: bool, is_in_memory: bool, tmp_path: Path) -> None:
+    """Labels have the categories of the dataset with most of them, if all others have the first of these."""
+    tables = [pd.DataFrame(kinds("a", "b"), index=[f"{number}-{cell}" for cell in range(80)]) for number in range(2)]
+    tables[longest]["kind"] = pd.Categorical([*"abcd"] * 20, [*"abcd"])
+    if is_in_memory:
+        tables = [table.assign(depth=depth) for table, depth in zip(tables, (1, 0.5), strict=True)]
+    written = joined(tmp_path, tables)
+    kind_of, n_cells = pd.concat([table["kind"].astype(object) for table in tables]), 0
+    made = loader(written, names=names)
+    assert (made._labels is None) == is_in_memory
+    for batch in made:
+        obs = batch["obs"]
+        assert obs["kind"].cat.categories.tolist() == [*"abcd"]
+        cells = obs.index if names else whole(written).index[obs.index]
+        assert obs["kind"].tolist() == kind_of[cells].tolist()
+        n_cells += len(obs)
+    assert n_cells == 160
 
 
 def test_names_that_are_only_read_together_are_in_memory(tmp_path: Path) -> None:

@@ -99,9 +99,17 @@ class _Form(NamedTuple):
             return False
         if not isinstance(self.dtype, pd.CategoricalDtype):
             return bool(self.dtype == other.dtype)
-        # pandas ignores the order of categories that aren't ordered
-        same_order = self.dtype.categories.equals(other.dtype.categories)
-        return bool(same_order and self.dtype.ordered == other.dtype.ordered)
+        return _longest([self.dtype, other.dtype]) is not None
+
+
+def _longest(dtypes: Sequence[pd.CategoricalDtype]) -> pd.CategoricalDtype | None:
+    """Return the dtype with the most categories, of which all others have the first ones; None if there is none.
+
+    Codes are the same in all of them. Datasets that were added later may have more categories.
+    """
+    longest = max(dtypes, key=lambda dtype: len(dtype.categories))
+    are_first = all(longest.categories[: len(one.categories)].equals(one.categories) for one in dtypes)
+    return longest if are_first and len({bool(one.ordered) for one in dtypes}) == 1 else None
 
 
 #: Values of a column of all datasets: a function that makes them of the values of some arrays, and these arrays.
@@ -176,16 +184,32 @@ class Labels:
         return parts[0].append(parts[1:]).rename(self._index_name)
 
 
-def in_memory(table: Any, first: int, *, names: bool) -> pd.DataFrame | None:  # noqa: ANN401 a group of zarr's
-    """Return a stored ``obs``; without names, the index has the rows from ``first`` on. None if it has no columns."""
-    if not table.attrs["column-order"]:
-        return None
-    if names:
-        obs: pd.DataFrame = ad.io.read_elem(table)
-        return obs
-    columns: dict[str, Any] = {name: ad.io.read_elem(table[name]) for name in table.attrs["column-order"]}
-    n_obs = len(next(iter(columns.values())))
-    return pd.DataFrame(columns, index=pd.RangeIndex(first, first + n_obs), copy=False)
+def in_memory(tables: Sequence[Any], first: int, *, names: bool) -> list[pd.DataFrame | None]:
+    """Return the stored ``obs`` of each dataset; None for those without columns.
+
+    Without names, the index has the rows from ``first`` on. Categories that begin with the same ones become equal.
+    """
+    loaded: list[Any] = []
+    for table in tables:
+        if not table.attrs["column-order"]:
+            loaded.append(None)
+            continue
+        if names:
+            loaded.append(ad.io.read_elem(table))
+            continue
+        columns: dict[str, Any] = {name: ad.io.read_elem(table[name]) for name in table.attrs["column-order"]}
+        n_obs = len(next(iter(columns.values())))
+        loaded.append(pd.DataFrame(columns, index=pd.RangeIndex(first, first + n_obs), copy=False))
+        first += n_obs
+    obs = [one for one in loaded if one is not None]
+    for name in obs[0] if obs else ():
+        dtypes = [one[name].dtype for one in obs if name in one]
+        are_labels = all(isinstance(dtype, pd.CategoricalDtype) for dtype in dtypes)
+        longest = _longest(dtypes) if are_labels else None
+        for one in obs:
+            if longest is not None and name in one:
+                one[name] = one[name].astype(longest)
+    return loaded
 
 
 def _columns_of(tables: Sequence[Any]) -> dict[str, _Values] | None:
@@ -205,12 +229,14 @@ def _columns_of(tables: Sequence[Any]) -> dict[str, _Values] | None:
 def _values_of(elements: Sequence[Any]) -> _Values | None:
     """Return a column of all datasets; None if it can't be read with the rows."""
     forms = [form for element in elements if (form := _form_of(element)) is not None]
-    if len(forms) < len(elements) or not all(form.is_like(forms[0]) for form in forms):
+    # the form with the most categories makes the values of all
+    most = max(forms, key=lambda form: len(getattr(form.dtype, "categories", ())), default=None)
+    if most is None or len(forms) < len(elements) or not all(form.is_like(most) for form in forms):
         return None
     # the codes of all datasets; or the values of all, and the flags of all
     by_part = zip(*([Shards.of(array.async_array) for array in form.arrays] for form in forms), strict=True)
     parts = [column for shards in by_part if (column := Column.of(shards)) is not None]
-    return (forms[0].make, parts) if len(parts) == len(forms[0].arrays) else None
+    return (most.make, parts) if len(parts) == len(most.arrays) else None
 
 
 def _form_of(element: Any) -> _Form | None:  # noqa: ANN401 an array or a group of zarr's

@@ -456,12 +456,11 @@ class StatefulLoader(EpochLoader, Loader[Any, Any]):
         tables = [group["obs"] for group in groups]
         labels = None if first else Labels.of(tables, names=names)
         loaded = []
-        for group, table in zip(groups, tables, strict=True):
+        obs = [None] * len(tables) if labels is not None else in_memory(tables, n_obs, names=names)
+        for group, own in zip(groups, obs, strict=True):
             cells, var = group["X"], group["var"]
             backed = _in_place(cells if isinstance(cells, Array) else sparse_dataset(cells))
-            obs = None if labels is not None else in_memory(table, n_obs, names=names)
-            loaded.append((backed, obs, ad.AnnData(var=pd.DataFrame(index=Strings(var[var.attrs["_index"]])[:])).var))
-            n_obs += backed.shape[0]
+            loaded.append((backed, own, ad.AnnData(var=pd.DataFrame(index=Strings(var[var.attrs["_index"]])[:])).var))
         for number, (table, part) in enumerate(zip(tables, loaded, strict=True), first):
             super().add_dataset(*part)
             if part[1] is None or not names:
@@ -823,16 +822,20 @@ def _in_place(data: Any) -> Any:  # noqa: ANN401 whatever annbatch takes
 
 def _measured_in(collection: DatasetCollection) -> pd.DataFrame:
     """Return the table of genes that each file of a collection has."""
-    group: Any = next(iter(collection))
-    if "varm/measured" not in group:
-        raise ValueError(
-            "return_file=True needs the table of measured genes that annbatch-distributed collect writes, and this "
-            "collection has none. Collect the files again, or omit return_file."
-        )
-    var: Any = read_elem(group["var"])
-    # (genes, files) on disk, as any array of varm
-    table = group["varm/measured"]
-    return pd.DataFrame(table[:].T, index=pd.Index(table.attrs["files"], dtype=object), columns=var.index)
+    tables: dict[tuple[str, ...], pd.DataFrame] = {}
+    for group in collection:
+        if "varm/measured" not in group:
+            raise ValueError(
+                "return_file=True needs the table of measured genes that annbatch-distributed collect writes, and this "
+                "collection has none. Collect the files again, or omit return_file."
+            )
+        # (genes, files) on disk, as any array of varm; the same in all datasets that were written together
+        table: Any = group["varm/measured"]
+        files = tuple(table.attrs["files"])
+        if files not in tables:
+            var: Any = read_elem(group["var"])
+            tables[files] = pd.DataFrame(table[:].T, index=pd.Index(files, dtype=object), columns=var.index)
+    return pd.concat(tables.values())
 
 
 def _warn_of_zarrs(collection: DatasetCollection) -> None:
