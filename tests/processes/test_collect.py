@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import subprocess
 import sys
 import time
@@ -13,10 +14,14 @@ import pandas as pd
 import psutil
 import pytest
 import scipy.sparse as sp
+from annbatch import DatasetCollection
 from dask.distributed import LocalCluster
 
 from annbatch_distributed.collect import Problems, collect
+from annbatch_distributed.collect.write import datasets
 from tests.collect.test_files import GENES, cells_of, collected, counts, quiet
+from tests.processes.job_add import SLICE
+from tests.processes.launch import forked, run
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -89,3 +94,27 @@ def test_processes_end_with_a_killed_parent(tmp_path: Path) -> None:
                 break
             time.sleep(0.1)
         assert not psutil.pid_exists(pid)
+
+
+def test_killed_addition_leaves_the_old_collection(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Wherever a run is killed that adds files, readers find the cells of before, and the next run adds all."""
+    for seed, name in enumerate(("old", "new")):
+        cells_of(name, counts(40, 12, seed), GENES, type=[*"wxyz"] * 10).write_h5ad(tmp_path / f"{name}.h5ad")
+    new, out = tmp_path / "new.h5ad", tmp_path / "cells.zarr"
+    monkeypatch.setattr(datasets, "_SLICE", SLICE)
+    for path in (tmp_path / "twin.zarr", out):
+        collect(tmp_path / "old.h5ad", path, tell=quiet)
+    expected = collect(new, add_to=tmp_path / "twin.zarr", memory="5kB", jobs=1, tell=quiet)
+    n_new = len([*expected]) - 1
+    assert n_new > 1
+    metadata = (out / "zarr.json").read_text()
+    # the metadata is replaced, each dataset is moved, and the metadata is replaced again
+    for moment in range(n_new + 2):
+        run(forked("-m", "tests.processes.job_add", new, out, moment), expect=9)
+        assert (out.with_name("cells.zarr.parts")).exists()
+        found = DatasetCollection(out, mode="r").obs()
+        assert sorted(found.index) == sorted(f"old-{number}" for number in range(40))
+    run(forked("-m", "tests.processes.job_add", new, out, n_new + 2))
+    assert not (out.with_name("cells.zarr.parts")).exists()
+    assert json.loads((out / "zarr.json").read_text()) == json.loads(metadata)
+    pd.testing.assert_frame_equal(DatasetCollection(out, mode="r").obs(), expected.obs())

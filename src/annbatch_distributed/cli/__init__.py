@@ -202,7 +202,8 @@ def _add_collect(parser: _Parser) -> None:
         "column path, optionally counts (as --layer), and columns for all cells of a file"
     )
     add("files", nargs="+", metavar="FILE", help=files)
-    add("--out", required=True, metavar="PATH", help="Path of the new collection, which must not exist (required)")
+    add("--out", metavar="PATH", help="Path of the new collection, which must not exist; or else --add-to")
+    add("--add-to", metavar="PATH", help="Path of a collection of collect, to which the cells are added")
     add = parser.add_argument_group("cells and genes").add_argument
     layer = "Places of the counts: X, raw or names of layers, of which the first that a file has is read (default: X)"
     add("--layer", nargs="+", action="extend", metavar="NAME", help=layer)

@@ -19,7 +19,7 @@ def run(options: Namespace) -> int:
     names = [*signature(collect).parameters]
     # what isn't given has the default of the function
     given: dict[str, Any] = {name: one for name, one in vars(options).items() if name in names and one is not None}
-    out, pairs = options.out, given.pop("rename", [])
+    out, pairs = options.out or options.add_to, given.pop("rename", [])
     rename = given["rename"] = dict(pairs)
     if several := sorted({f"{old}={new}" for old, new in pairs if rename[old] != new}):
         raise CommandError(f"--rename: a column must have one new name, got another one in {', '.join(several)}")

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from os import PathLike
+from os import PathLike, fspath
 from pathlib import Path
 from typing import TYPE_CHECKING, Literal
 
@@ -22,8 +22,9 @@ if TYPE_CHECKING:
 
 def collect(
     files: AnyPath | Sequence[AnyPath],
-    out: AnyPath,
+    out: AnyPath | None = None,
     *,
+    add_to: AnyPath | None = None,
     layer: str | Sequence[str] = ("X",),
     join: Literal["outer", "inner"] | None = None,
     feature_types: Sequence[str] | None = None,
@@ -74,6 +75,11 @@ def collect(
         other columns become columns of ``obs`` for all cells of the file; an empty field keeps the file's own column.
     out
         Local path of the new collection, which must not exist.
+    add_to
+        Local path of a collection that ``collect`` has written, in place of ``out``: the cells are added to it, in new
+        datasets. They get its genes and its columns of ``obs``, which may get more categories. With ``join="inner"``,
+        genes that it lacks are left out; otherwise they are an error. Its cells stay as they are, and readers see all
+        new cells or none.
     layer
         Places of the counts, of which the first that a file has is read: ``"X"``, ``"raw"`` or the names of layers
         (default: ``"X"``).
@@ -124,7 +130,7 @@ def collect(
     Returns
     -------
     annbatch.DatasetCollection
-        The new collection, opened for reading.
+        The collection, opened for reading.
 
     Raises
     ------
@@ -142,8 +148,13 @@ def collect(
     ):
         if value not in known:
             raise Problems(f"{name} must be one of {', '.join(map(repr, known))}, got {value!r}")
-    if "://" in str(out):
-        raise Problems(f"out={str(out)!r}: must be a local folder. Copy the collection to the store afterwards")
+    if (out is None) == (add_to is None):
+        raise Problems("out or add_to: must be the path of a collection, got " + ("both" if out else "neither"))
+    if add_to is not None and obs is not None:
+        raise Problems("obs: can't be combined with add_to, which keeps the columns of the collection. Leave it out")
+    name, path = ("out", fspath(out)) if out is not None else ("add_to", fspath(add_to or ""))
+    if "://" in path:
+        raise Problems(f"{name}={path!r}: must be a local folder. Copy the collection to the store afterwards")
     if scheduler is not None and jobs is not None:
         raise Problems("jobs: can't be combined with scheduler, whose workers are the processes. Leave it out")
     options = Options(
@@ -165,8 +176,8 @@ def collect(
         restart=restart,
     )
     entries = entries_of([files] if isinstance(files, str | PathLike) else [*files], options.layer)
-    write_collection(entries, Path(out), options, tell)
-    return DatasetCollection(Path(out), mode="r")
+    write_collection(entries, Path(path), options, tell, adds=add_to is not None)
+    return DatasetCollection(Path(path), mode="r")
 
 
 def _listed(names: str | Sequence[str] | None) -> list[str] | None:

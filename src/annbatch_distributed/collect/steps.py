@@ -12,6 +12,7 @@ from pathlib import Path
 import zarr
 from tqdm.auto import tqdm
 
+from annbatch_distributed.collect.harmonize.base import Base, base_of
 from annbatch_distributed.collect.harmonize.contents import check_kinds, harmonized
 from annbatch_distributed.collect.harmonize.entries import Entry
 from annbatch_distributed.collect.matrices import Cells, Matrix
@@ -19,53 +20,81 @@ from annbatch_distributed.collect.options import Options
 from annbatch_distributed.collect.problems import Problems
 from annbatch_distributed.collect.write.datasets import datasets_of, write_dataset
 from annbatch_distributed.collect.write.dtypes import kind_in, storage_of
-from annbatch_distributed.collect.write.folders import check_new, folder_of_datasets, folder_of_parts
+from annbatch_distributed.collect.write.folders import (
+    add_datasets,
+    check_new,
+    folder_of_datasets,
+    folder_of_parts,
+    take_back,
+)
 from annbatch_distributed.collect.write.jobs import executor_of, run_each
 from annbatch_distributed.collect.write.parts import Part, Statistics, jobs_for, parts_of, summary, write_parts
-from annbatch_distributed.collect.write.storage import Storage
+from annbatch_distributed.collect.write.storage import Storage, stored_in
 from annbatch_distributed.core.values import digest, plural
 
 #: Function that gets each line about files, genes and columns.
 type Tell = Callable[[str], object]
 
 
-def write_collection(entries: Sequence[Entry], out: Path, options: Options, tell: Tell) -> None:
-    """Write one shuffled collection of files.
+def write_collection(entries: Sequence[Entry], out: Path, options: Options, tell: Tell, *, adds: bool) -> None:
+    """Write one shuffled collection of files, or add them to the one at ``out``.
 
     Raises Problems if the files or options can't be collected, and an OSError if a file can't be written, as on a full
     disk. Nothing was written to ``out`` then.
     """
     from annbatch.io import V1_ENCODING  # not above, since processes that read files import this module
 
-    check_new(out)
-    contents = harmonized(entries, options)
-    cells, group_by = contents.cells, options.group_by
-    jobs = 1 if options.scheduler is not None else options.jobs or jobs_for(cells.matrices)
-    n_bytes = options.memory // jobs
-    with folder_of_parts(out, restart=options.restart) as folder, executor_of(jobs, options.scheduler) as executor:
-        parts = [parts_of(matrix, number, folder, n_bytes) for number, matrix in enumerate(cells.matrices)]
-        statistics = _write_parts(cells.matrices, parts, executor, tell, are_chosen=[*options.layer] != ["X"])
-        check_kinds(contents.files, [kind_in(own) for own in statistics])
-        storage = storage_of(cells, statistics, options)
-        for line in contents.lines:
-            tell(line)
-        n_values = sum(part.n_values for part in chain.from_iterable(statistics))
-        unfinished = folder_of_datasets(folder, _key(entries, parts, options, n_bytes))
-        # without consolidated metadata, with which annbatch could not add files to it
-        zarr.open_group(unfinished, mode="a", attributes={**V1_ENCODING})
-        sizes = {"n_values": n_values, "n_bytes": n_bytes}
-        datasets = datasets_of(cells, parts, storage, unfinished, group_by=group_by, seed=options.seed, **sizes)
-        missing = [dataset for dataset in datasets if not dataset.path.exists()]
-        for _ in _bar(run_each(write_dataset, missing, executor), "datasets", len(missing)):
-            pass
-        unfinished.rename(out)
-    tell(_result(out, cells, storage))
+    if not adds:
+        check_new(out)
+    with folder_of_parts(out, restart=options.restart) as folder:
+        base = before = None
+        if adds:
+            base = base_of(out)
+            take_back(folder, out)
+            before = stored_in(out)
+        contents = harmonized(entries, options, base)
+        cells = contents.cells
+        jobs = 1 if options.scheduler is not None else options.jobs or jobs_for(cells.matrices)
+        n_bytes = options.memory // jobs
+        with executor_of(jobs, options.scheduler) as executor:
+            parts = [parts_of(matrix, number, folder, n_bytes) for number, matrix in enumerate(cells.matrices)]
+            statistics = _write_parts(cells.matrices, parts, executor, tell, are_chosen=[*options.layer] != ["X"])
+            kinds = [kind_in(own) for own in statistics]
+            check_kinds(contents.files, kinds if base is None else [base.file.kind, *kinds])
+            storage = storage_of(cells, statistics, options, before)
+            for line in contents.lines:
+                tell(line)
+            unfinished = folder_of_datasets(folder, _key(entries, parts, options, n_bytes, base))
+            # without consolidated metadata, with which annbatch could not add files to it
+            zarr.open_group(unfinished, mode="a", attributes={**V1_ENCODING})
+            datasets = datasets_of(
+                cells,
+                parts,
+                storage,
+                unfinished,
+                n_values=sum(part.n_values for part in chain.from_iterable(statistics)),
+                n_bytes=n_bytes,
+                group_by=options.group_by,
+                seed=options.seed,
+                start=0 if before is None else before.n_datasets,
+            )
+            missing = [dataset for dataset in datasets if not dataset.path.exists()]
+            for _ in _bar(run_each(write_dataset, missing, executor), "datasets", len(missing)):
+                pass
+        if adds:
+            add_datasets(unfinished, out)
+        else:
+            unfinished.rename(out)
+    tell(_result(out, cells, storage, adds=adds))
 
 
-def _key(entries: Sequence[Entry], parts: Sequence[Sequence[Part]], options: Options, n_bytes: int) -> str:
+def _key(
+    entries: Sequence[Entry], parts: Sequence[Sequence[Part]], options: Options, n_bytes: int, base: Base | None
+) -> str:
     """Return a digest of all that decides what datasets have, so that a later run can tell that they are its own."""
     chosen = replace(options, memory=n_bytes, jobs=None, scheduler=None, restart=False)
-    return digest(repr((version("annbatch-distributed"), entries, parts, chosen)))
+    before = None if base is None else (base.files, len(base.file.obs))
+    return digest(repr((version("annbatch-distributed"), entries, parts, chosen, before)))
 
 
 def _bar[Item](items: Iterator[Item], name: str, n_items: int) -> Iterator[Item]:
@@ -103,8 +132,8 @@ def _write_parts(
     return [[statistics[part] for part in own] for own in parts]
 
 
-def _result(out: Path, cells: Cells, storage: Storage) -> str:
-    """Return a line about the collection."""
+def _result(out: Path, cells: Cells, storage: Storage, *, adds: bool) -> str:
+    """Return a line about the cells that were written, and the size of the collection."""
     size = sum(path.stat().st_size for path in out.rglob("*") if path.is_file())
     n_cells, n_files, n_genes = len(cells.obs), len(cells.matrices), len(cells.var)
     shape = f"{plural(n_cells, 'cell')} of {plural(n_files, 'file')}, {plural(n_genes, 'gene')}"
@@ -114,4 +143,4 @@ def _result(out: Path, cells: Cells, storage: Storage) -> str:
             f", which loaders of this package yield as {storage.file_dtype}, and annbatch's Loader as stored "
             f"(dtype={str(storage.file_dtype)!r} stores that)"
         )
-    return f"{out}: {shape}, {size / 1e6:,.1f} MB; {stored}"
+    return f"{out}: {'added ' if adds else ''}{shape}, {size / 1e6:,.1f} MB; {stored}"

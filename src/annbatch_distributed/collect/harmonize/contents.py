@@ -5,12 +5,14 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
+from dataclasses import replace
 from itertools import chain
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import numpy as np
 import pandas as pd
 
+from annbatch_distributed.collect.harmonize.base import Base, check_genes, in_dtypes_of
 from annbatch_distributed.collect.harmonize.entries import Entry, short_names, unique
 from annbatch_distributed.collect.harmonize.files import File, inspected
 from annbatch_distributed.collect.harmonize.genes import choose_genes, named, selections_of, var_of
@@ -30,39 +32,75 @@ class Contents(NamedTuple):
     """Lines about genes and columns."""
 
 
-def harmonized(entries: Sequence[Entry], options: Options) -> Contents:
-    """Return the contents of all files; raises one error with all problems of all files."""
+def harmonized(entries: Sequence[Entry], options: Options, base: Base | None = None) -> Contents:
+    """Return the contents of all files; raises one error with all problems of all files.
+
+    ``base`` is a collection to which the files are added: they get its genes, and its columns of ``obs``.
+    """
     problems = list[str]()
+    if base is not None:
+        options = replace(options, obs=[*base.labels])
+        twice = [str(entry) for entry in entries if str(entry) in base.files]
+        problems += [f"{file}: is in {base.file.source} already. Leave it out" for file in twice]
     files = _inspected(entries, options, problems)
     if not files:
         raise Problems(*problems)
-    problems += _problems_of(files, options)
+    # the collection is the first of the files
+    every = files if base is None else [base.file, *files]
+    problems += _problems_of(files, every, options)
     with _noted(problems):
-        check_kinds(files, [file.kind for file in files])
-    genes, var, lines = list[pd.Index](), pd.DataFrame(), list[str]()
-    with _noted(problems):
-        genes, lines = named(files, options.feature_types)
-        kept, about_genes = choose_genes(files, genes, options.join)
-        var, about_ids = var_of(files, genes, kept)
-        lines += [*about_genes, *about_ids]
-    tables = [file.obs for file in files]
-    replaced = [replace_labels(table, options.labels, options.na_values) for table in tables]
-    with _noted(problems):
-        tables, about_columns = unite(tables, [str(file.source) for file in files])
-        check_groups(options.group_by, tables[0])
-        lines += [*about_columns, *_unused({*chain(*replaced)}, options)]
+        check_kinds(every, [file.kind for file in every])
+    genes, var, lines = _genes(files, base, options, problems)
+    tables, about_labels = _labels(files, base, options, problems)
     if problems:
         raise Problems(*problems)
-    lines += _about_files(files, options)
+    lines += [*about_labels, *_about_files(files, options)]
     if options.make_unique:
-        _rename(tables, short_names([file.source for file in files]))
-    selections = selections_of(genes, var.index)
+        _rename(tables, short_names([file.source for file in files]), [] if base is None else base.file.obs.index)
     matrices = [
         Matrix(file.source, file.place, (len(file.obs), len(own)), file.dtype, file.is_dense, selection)
-        for file, own, selection in zip(files, genes, selections, strict=True)
+        for file, own, selection in zip(files, genes, selections_of(genes, var.index), strict=True)
     ]
     measured = pd.DataFrame({str(file.source): var.index.isin(own) for file, own in zip(files, genes, strict=True)})
-    return Contents(files, Cells(matrices, _together(tables, [*measured]), var, measured), lines)
+    obs = _together(tables, [*measured], [] if base is None else base.files)
+    return Contents(every, Cells(matrices, obs, var, measured), lines)
+
+
+def _genes(
+    files: Sequence[File], base: Base | None, options: Options, problems: list[str]
+) -> tuple[list[pd.Index[Any]], pd.DataFrame, list[str]]:
+    """Return the names of the genes of each file, ``var`` of the collection, and lines; add problems to a list."""
+    genes: list[pd.Index[Any]] = []
+    var, lines = pd.DataFrame(), list[str]()
+    with _noted(problems):
+        if base is not None:
+            (_, *genes), lines = named([base.file, *files], options.feature_types)
+            var = base.var
+            lines.append(check_genes(base, files, genes, options.join))
+        else:
+            genes, lines = named(files, options.feature_types)
+            kept, about_genes = choose_genes(files, genes, options.join)
+            var, about_ids = var_of(files, genes, kept)
+            lines += [*about_genes, *about_ids]
+    return genes, var, lines
+
+
+def _labels(
+    files: Sequence[File], base: Base | None, options: Options, problems: list[str]
+) -> tuple[list[pd.DataFrame], list[str]]:
+    """Return ``obs`` of each file in the dtypes of the collection, and lines; add problems to a list."""
+    tables, lines = [file.obs for file in files], list[str]()
+    replaced = [replace_labels(table, options.labels, options.na_values) for table in tables]
+    with _noted(problems):
+        names = [str(file.source) for file in files]
+        if base is not None:
+            tables, lines = unite([base.labels, *tables], [str(base.file.source), *names])
+            _, *tables = in_dtypes_of(base, tables)
+        else:
+            tables, lines = unite(tables, names)
+        check_groups(options.group_by, tables[0])
+        lines += _unused({*chain(*replaced)}, options)
+    return tables, lines
 
 
 def _inspected(entries: Sequence[Entry], options: Options, problems: list[str]) -> list[File]:
@@ -98,8 +136,9 @@ def _noted(problems: list[str]) -> Iterator[None]:
         problems += error.args
 
 
-def _problems_of(files: Sequence[File], options: Options) -> Iterator[str]:
-    known = {name for file in files for name in file.columns}
+def _problems_of(files: Sequence[File], every: Sequence[File], options: Options) -> Iterator[str]:
+    """Yield problems of files; ``every`` also has the collection to which they are added."""
+    known = {name for file in every for name in file.columns}
     renamed = {name for file in files for name in file.renamed}
     for argument, missing in (
         ("obs", [name for name in options.obs or () if name not in known]),
@@ -110,10 +149,10 @@ def _problems_of(files: Sequence[File], options: Options) -> Iterator[str]:
             yield f"{argument}: no file has columns {', '.join(missing)}. They have {few(sorted(known), 20)}"
     if not sum(len(file.obs) for file in files):
         yield "the files have no cells"
-    names = pd.Index([]).append([file.obs.index for file in files])
+    names = pd.Index([]).append([file.obs.index for file in every])
     repeated = names[names.duplicated()].unique().tolist()
     if repeated and not options.make_unique:
-        where = ", ".join(str(file.source) for file in files if repeated[0] in file.obs.index)
+        where = ", ".join(str(file.source) for file in every if repeated[0] in file.obs.index)
         yield (
             f"{plural(len(repeated), 'cell name')} repeated, such as {repeated[0]} in {where}. If these are "
             "different cells, pass make_unique=True; otherwise remove the duplicates"
@@ -162,18 +201,18 @@ def _unused(replaced: set[tuple[str, str]], options: Options) -> Iterator[str]:
         yield from (f"WARNING: labels: no cell has {old!r} in {column}" for old in unused)
 
 
-def _rename(tables: Sequence[pd.DataFrame], names: Sequence[str]) -> None:
-    """Rename the cells of all files to ``FILE-NAME``, in place, and number names that still repeat."""
+def _rename(tables: Sequence[pd.DataFrame], names: Sequence[str], taken: Sequence[str]) -> None:
+    """Rename the cells of all files to ``FILE-NAME``, in place, and number names that still repeat, or are taken."""
     of_files = [f"{name}-{cell}" for table, name in zip(tables, names, strict=True) for cell in table.index]
-    renamed, first = unique(pd.Index(of_files, dtype=object)), 0
+    renamed, first = unique(pd.Index([*taken, *of_files], dtype=object)), len(taken)
     for table in tables:
         table.index = renamed[first : first + len(table)]
         first += len(table)
 
 
-def _together(tables: Sequence[pd.DataFrame], files: Sequence[str]) -> pd.DataFrame:
-    """Return one table of the cells of all files, with the file of each."""
+def _together(tables: Sequence[pd.DataFrame], files: Sequence[str], before: Sequence[str]) -> pd.DataFrame:
+    """Return one table of the cells of all files, with the file of each, after files of cells that it doesn't have."""
     obs = pd.concat(tables)
     number = np.repeat(np.arange(len(files)), [len(table) for table in tables])
-    obs["src_path"] = pd.Categorical.from_codes(number, files)
+    obs["src_path"] = pd.Categorical.from_codes(len(before) + number, [*before, *files])
     return obs

@@ -67,8 +67,9 @@ def datasets_of(
     n_bytes: int,
     group_by: Sequence[str] | None,
     seed: int,
+    start: int,
 ) -> Iterator[Dataset]:
-    """Yield the datasets of a collection.
+    """Yield the datasets of a collection, numbered from ``start`` on.
 
     ``parts`` has those of each file, which have ``n_values`` values in all. ``n_bytes`` is the memory of a process.
     """
@@ -80,7 +81,7 @@ def datasets_of(
     firsts: Int64Array = np.append(0, np.cumsum([piece.stop for piece in pieces]))
     n_rows = _n_rows(cells, storage, n_values, n_bytes)
     rng = np.random.default_rng(seed)
-    for number, slices in enumerate(_slices(len(cells.obs), n_rows, rng)):
+    for number, slices in enumerate(_slices(len(cells.obs), n_rows, rng), start):
         rows = np.concatenate([np.arange(*bounds) for bounds in slices])
         order = _order(cells.obs.iloc[rows], rng, group_by)
         yield Dataset(

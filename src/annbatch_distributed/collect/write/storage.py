@@ -62,6 +62,26 @@ class Storage(NamedTuple):
     """True for a dense matrix, False for a sparse one."""
 
 
+class Stored(NamedTuple):
+    """Form in which a collection is stored, to which others are added."""
+
+    n_datasets: int
+    file_dtype: np.dtype[Any]
+    """Dtype of the files' values."""
+    is_dense: bool
+
+
+def stored_in(path: Path) -> Stored:
+    """Return the form of a collection."""
+    from annbatch import DatasetCollection  # not above, since processes that read files import this module
+
+    groups: list[Any] = [*DatasetCollection(path, mode="r")]
+    values = [group["X"] for group in groups]
+    is_dense = isinstance(values[0], zarr.Array)
+    dtypes = (one.attrs.get(FILE_DTYPE) or (one if is_dense else one["data"]).dtype for one in values)
+    return Stored(len(groups), np.result_type(*dtypes), is_dense)
+
+
 def smallest(most: float, own: np.dtype[Any]) -> np.dtype[Any]:
     """Return the smallest dtype for counts up to ``most``: uint8, int16 or int32, or else their own.
 
