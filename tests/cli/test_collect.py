@@ -52,6 +52,8 @@ def test_each_option_is_an_argument_of_the_function(monkeypatch: pytest.MonkeyPa
     del passed["tell"]
     flags = {"make_unique": False, "restart": False, "rename": {}}
     assert passed == {"files": ["a.h5ad", "b.h5ad"], "out": "c.zarr", **flags}
+    assert main(["collect", "a.h5ad", "--add-to", "d.zarr"]) == 0
+    assert (passed["add_to"], "out" in passed) == ("d.zarr", False)
     lists = "--layer raw X --feature-types G --obs a --obs b --na-values N --group-by a b"
     others = "--join inner --labels l.csv --make-unique --memory 2GB --jobs 3 --scheduler tcp://h:1 --dtype int32"
     last = "--compression none --seed 7 --restart --rename a=b c=d"
@@ -99,9 +101,10 @@ def collect_into(passed: dict[str, Any]) -> Any:
         (["--rename", "age"], "--rename: must be OLD=NEW, got 'age'"),
         (["--rename", "type=d", "type=e"], "--rename: a column must have one new name, got another one in type=d"),
         (["--out", "s3://atlas/cells.zarr"], "--out s3://atlas/cells.zarr: must be a local folder"),
-        (["--out", "none/cells.zarr"], "--out none/cells.zarr: No such file or directory"),
+        (["--out", "none/cells.zarr"], "none/cells.zarr: No such file or directory"),
         (["--out", "link.zarr"], "--out link.zarr: already exists, a broken link. Pass a new path"),
         (["--out", "a.h5ad"], "--out a.h5ad: already exists. Pass a new path, or remove it"),
+        (["--add-to", "none.zarr"], "--out: either this or --add-to must be the path of a collection, got both"),
         (["--memory", "lots"], "--memory: must be a size above 0, such as 4GB, got 'lots'"),
         (["--memory", "0"], "--memory: must be a size above 0"),
         (["--jobs", "2", "--scheduler", "tcp://h:1"], "--jobs: can't be combined with scheduler"),

@@ -120,8 +120,16 @@ def test_genes_that_a_collection_lacks_are_left_out_or_an_error(old: pd.DataFram
         ({"n": [*"ab"] * 20}, {}, "n: must have the dtype that it has in .*cells.zarr, int64, got category"),
         ({"kind": ["a"] * 40}, {}, "n: must have the dtype that it has in"),  # all are missing
         ({"n": range(40), "plate": ["p"] * 40}, {"obs": ["n"]}, "obs: can't be combined with add_to"),
-        ({"n": range(40)}, {"out": "more.zarr"}, "out or add_to: must be the path of a collection, got both"),
-        ({"n": range(40)}, {"add_to": None}, "out or add_to: must be the path of a collection, got neither"),
+        (
+            {"n": range(40)},
+            {"out": "more.zarr"},
+            "out: either this or add_to must be the path of a collection, got both",
+        ),
+        (
+            {"n": range(40)},
+            {"add_to": None},
+            "out: either this or add_to must be the path of a collection, got neither",
+        ),
         ({"n": range(40)}, {"add_to": "s3://cells.zarr"}, "add_to='s3://cells.zarr': must be a local folder"),
         ({"n": range(40)}, {"add_to": "none.zarr"}, "add_to='none.zarr': must be a collection that collect has"),
         ({"n": range(40)}, {"group_by": ["plate"]}, "group_by: columns must be kept, got plate"),

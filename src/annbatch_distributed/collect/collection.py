@@ -149,7 +149,8 @@ def collect(
         if value not in known:
             raise Problems(f"{name} must be one of {', '.join(map(repr, known))}, got {value!r}")
     if (out is None) == (add_to is None):
-        raise Problems("out or add_to: must be the path of a collection, got " + ("both" if out else "neither"))
+        given = "both" if out is not None else "neither"
+        raise Problems(f"out: either this or add_to must be the path of a collection, got {given}")
     if add_to is not None and obs is not None:
         raise Problems("obs: can't be combined with add_to, which keeps the columns of the collection. Leave it out")
     name, path = ("out", fspath(out)) if out is not None else ("add_to", fspath(add_to or ""))
