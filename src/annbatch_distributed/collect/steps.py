@@ -13,7 +13,7 @@ import zarr
 from tqdm.auto import tqdm
 
 from annbatch_distributed.collect.harmonize.base import Base, base_of
-from annbatch_distributed.collect.harmonize.contents import check_kinds, harmonized
+from annbatch_distributed.collect.harmonize.contents import Contents, check_kinds, harmonized
 from annbatch_distributed.collect.harmonize.entries import Entry
 from annbatch_distributed.collect.matrices import Cells, Matrix
 from annbatch_distributed.collect.options import Options
@@ -29,7 +29,7 @@ from annbatch_distributed.collect.write.folders import (
 )
 from annbatch_distributed.collect.write.jobs import executor_of, run_each
 from annbatch_distributed.collect.write.parts import Part, Statistics, jobs_for, parts_of, summary, write_parts
-from annbatch_distributed.collect.write.storage import Storage, stored_in
+from annbatch_distributed.collect.write.storage import Storage, Stored, stored_in
 from annbatch_distributed.core.values import digest, plural
 
 #: Function that gets each line about files, genes and columns.
@@ -42,8 +42,6 @@ def write_collection(entries: Sequence[Entry], out: Path, options: Options, tell
     Raises Problems if the files or options can't be collected, and an OSError if a file can't be written, as on a full
     disk. Nothing was written to ``out`` then.
     """
-    from annbatch.io import V1_ENCODING  # not above, since processes that read files import this module
-
     if not adds:
         check_new(out)
     with folder_of_parts(out, restart=options.restart) as folder:
@@ -53,39 +51,48 @@ def write_collection(entries: Sequence[Entry], out: Path, options: Options, tell
             take_back(folder, out)
             before = stored_in(out)
         contents = harmonized(entries, options, base)
-        cells = contents.cells
-        jobs = 1 if options.scheduler is not None else options.jobs or jobs_for(cells.matrices)
-        n_bytes = options.memory // jobs
-        with executor_of(jobs, options.scheduler) as executor:
-            parts = [parts_of(matrix, number, folder, n_bytes) for number, matrix in enumerate(cells.matrices)]
-            statistics = _write_parts(cells.matrices, parts, executor, tell, are_chosen=[*options.layer] != ["X"])
-            kinds = [kind_in(own) for own in statistics]
-            check_kinds(contents.files, kinds if base is None else [base.file.kind, *kinds])
-            storage = storage_of(cells, statistics, options, before)
-            for line in contents.lines:
-                tell(line)
-            unfinished = folder_of_datasets(folder, _key(entries, parts, options, n_bytes, base))
-            # without consolidated metadata, with which annbatch could not add files to it
-            zarr.open_group(unfinished, mode="a", attributes={**V1_ENCODING})
-            datasets = datasets_of(
-                cells,
-                parts,
-                storage,
-                unfinished,
-                n_values=sum(part.n_values for part in chain.from_iterable(statistics)),
-                n_bytes=n_bytes,
-                group_by=options.group_by,
-                seed=options.seed,
-                start=0 if before is None else before.n_datasets,
-            )
-            missing = [dataset for dataset in datasets if not dataset.path.exists()]
-            for _ in _bar(run_each(write_dataset, missing, executor), "datasets", len(missing)):
-                pass
+        written, storage = _write(contents, entries, options, tell, folder, base, before)
         if adds:
-            add_datasets(unfinished, out)
+            add_datasets(written, out)
         else:
-            unfinished.rename(out)
-    tell(_result(out, cells, storage, adds=adds))
+            written.rename(out)
+    tell(_result(out, contents.cells, storage, adds=adds))
+    if adds:
+        tell("the new cells are after the others: pass sharding='shuffled' to loaders, so that each rank reads of both")
+
+
+def _write(
+    contents: Contents,
+    entries: Sequence[Entry],
+    options: Options,
+    tell: Tell,
+    folder: Path,
+    base: Base | None,
+    before: Stored | None,
+) -> tuple[Path, Storage]:
+    """Write parts and datasets to a folder; return the folder of the datasets, and the form of their cells."""
+    from annbatch.io import V1_ENCODING  # not above, since processes that read files import this module
+
+    cells = contents.cells
+    jobs = 1 if options.scheduler is not None else options.jobs or jobs_for(cells.matrices)
+    n_bytes = options.memory // jobs
+    with executor_of(jobs, options.scheduler) as executor:
+        parts = [parts_of(matrix, number, folder, n_bytes) for number, matrix in enumerate(cells.matrices)]
+        statistics = _write_parts(cells.matrices, parts, executor, tell, are_chosen=[*options.layer] != ["X"])
+        kinds = [kind_in(own) for own in statistics]
+        check_kinds(contents.files, kinds if base is None else [base.file.kind, *kinds])
+        storage = storage_of(cells, statistics, options, before)
+        for line in contents.lines:
+            tell(line)
+        unfinished = folder_of_datasets(folder, _key(entries, parts, options, n_bytes, base))
+        # without consolidated metadata, with which annbatch could not add files to it
+        zarr.open_group(unfinished, mode="a", attributes={**V1_ENCODING})
+        n_values, start = sum(part.n_values for part in chain(*statistics)), 0 if before is None else before.n_datasets
+        datasets = datasets_of(cells, parts, storage, options, unfinished, n_values, n_bytes, start)
+        missing = [dataset for dataset in datasets if not dataset.path.exists()]
+        for _ in _bar(run_each(write_dataset, missing, executor), "datasets", len(missing)):
+            pass
+    return unfinished, storage
 
 
 def _key(

@@ -89,11 +89,9 @@ def _inspected(entry: Entry, group: Node, columns: Sequence[str] | None, rename:
     for name in kept:
         if name in entry.labels:
             obs[name] = pd.Categorical([entry.labels[name]] * len(obs))
-            continue
-        own = [*table_of][renamed.index(name)]
-        column = _column(entry, table_of[own], own)
-        is_own = table_of[own] is tables["obs"]
-        obs[name] = column if is_own else _of_modality(entry, column, table_of[own], obs.index)
+        else:
+            own = [*table_of][renamed.index(name)]
+            obs[name] = _column(entry, own, table_of[own], tables["obs"], obs.index)
     of_genes = tables["raw" if place == "raw" else "var"]
     var = pd.DataFrame(_strings_of(of_genes), index=_names_of(of_genes), dtype=object)
     others = [*(places[name] for name in places if name != "X"), *(f"obsm {key}" for key in group.get("obsm", ()))]
@@ -189,18 +187,6 @@ def _labels_of_all(entry: Entry, group: Node, own: Any) -> dict[str, Any]:  # no
     return dict.fromkeys([name for name in names if name not in _columns_of(own)], whole["obs"])
 
 
-def _of_modality(entry: Entry, column: Any, table: Any, cells: pd.Index[Any]) -> Any:  # noqa: ANN401 arrays, a group
-    """Return a column of a table of all modalities for the cells of one."""
-    names = _names_of(table)
-    places = np.zeros(0, int) if names.has_duplicates else names.get_indexer(cells)
-    if len(places) != len(cells) or (places < 0).any():
-        raise Problems(
-            f"{entry}: obs of all modalities must have each cell of the modality once. Run update() on the MuData and "
-            "write it again, or choose other columns with obs=['NAME']"
-        )
-    return pd.Series(column).array[places]
-
-
 def _strings_of(table: Any) -> dict[str, Any]:  # noqa: ANN401 a group or a DataFrame
     """Return the columns of a table that are strings, or categories that are strings."""
     columns = dict[str, Any]()
@@ -217,12 +203,21 @@ def _strings_of(table: Any) -> dict[str, Any]:  # noqa: ANN401 a group or a Data
     return columns
 
 
-def _column(entry: Entry, table: Any, name: str) -> Any:  # noqa: ANN401 a group or a DataFrame
+def _column(entry: Entry, name: str, table: Any, own: Any, cells: pd.Index[Any]) -> Any:  # noqa: ANN401 a group or a DataFrame
+    """Return a column of some cells; ``table`` is their ``own`` one, or that of all modalities."""
     try:
-        if isinstance(table, pd.DataFrame):
-            return table[name].array
-        return ad.io.read_elem(table[name])
+        column = table[name].array if isinstance(table, pd.DataFrame) else ad.io.read_elem(table[name])
     except Exception as error:  # anndata raises many types for unknown encodings
         raise Problems(
             f"{entry}: the column {name} of obs can't be read: {error}. Choose columns with obs=['NAME']"
         ) from error
+    if table is own:
+        return column
+    names = _names_of(table)
+    places = np.zeros(0, int) if names.has_duplicates else names.get_indexer(cells)
+    if len(places) != len(cells) or (places < 0).any():
+        raise Problems(
+            f"{entry}: obs of all modalities must have each cell of the modality once. Run update() on the MuData and "
+            "write it again, or choose other columns with obs=['NAME']"
+        )
+    return pd.Series(column).array[places]

@@ -20,6 +20,7 @@ import scipy.sparse as sp
 import zarr
 
 from annbatch_distributed.collect.matrices import Cells
+from annbatch_distributed.collect.options import Options
 from annbatch_distributed.collect.write.parts import Part
 from annbatch_distributed.collect.write.storage import Storage, write_stored
 from annbatch_distributed.core.values import Int64Array
@@ -61,12 +62,10 @@ def datasets_of(
     cells: Cells,
     parts: Sequence[Sequence[Part]],
     storage: Storage,
+    options: Options,
     folder: Path,
-    *,
     n_values: int,
     n_bytes: int,
-    group_by: Sequence[str] | None,
-    seed: int,
     start: int,
 ) -> Iterator[Dataset]:
     """Yield the datasets of a collection, numbered from ``start`` on.
@@ -80,10 +79,10 @@ def datasets_of(
     ]
     firsts: Int64Array = np.append(0, np.cumsum([piece.stop for piece in pieces]))
     n_rows = _n_rows(cells, storage, n_values, n_bytes)
-    rng = np.random.default_rng(seed)
+    rng = np.random.default_rng(options.seed)
     for number, slices in enumerate(_slices(len(cells.obs), n_rows, rng), start):
         rows = np.concatenate([np.arange(*bounds) for bounds in slices])
-        order = _order(cells.obs.iloc[rows], rng, group_by)
+        order = _order(cells.obs.iloc[rows], rng, options.group_by)
         yield Dataset(
             folder / f"dataset_{number}",
             [*chain.from_iterable(_cut(pieces, firsts, *bounds) for bounds in slices)],
