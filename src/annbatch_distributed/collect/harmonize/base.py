@@ -41,7 +41,8 @@ def base_of(path: Path) -> Base:
         names: list[Any] = [ad.io.read_elem(group["obs"][group["obs"].attrs["_index"]]) for group in groups]
         values = values_at(groups[0], "X")
         some = sampled(values)
-        groups[0]["varm/measured"].attrs["files"]
+        # all of its datasets, since annbatch may have added others
+        _ = [group["varm/measured"].attrs["files"] for group in groups]
     except Exception as error:  # zarr and annbatch raise many types for what isn't a collection
         what = f"{type(error).__name__}: {error}"
         raise Problems(f"add_to={str(path)!r}: must be a collection that collect has written, got {what}") from error
@@ -114,8 +115,8 @@ def in_dtypes_of(base: Base, tables: Sequence[pd.DataFrame]) -> list[pd.DataFram
                 table[name] = table[name].astype(own.dtype)
         elif not _begins(dtype, own.dtype):
             problems.append(
-                f"{name}: must have the dtype that it has in {base.file.source}, {own.dtype}, got {dtype}; or its "
-                "order, or no missing values, as there. Change the files, or collect all files again"
+                f"{name}: has {_described(own.dtype)} in {base.file.source}, and would have {_described(dtype)} with "
+                "these files. Change these, or collect all files again"
             )
     if problems:
         raise Problems(*problems)
@@ -127,3 +128,9 @@ def _begins(dtype: Any, own: Any) -> bool:  # noqa: ANN401 dtypes
     if not all(isinstance(one, pd.CategoricalDtype) for one in (dtype, own)) or dtype.ordered != own.ordered:
         return False
     return bool(dtype.categories[: len(own.categories)].equals(own.categories))
+
+
+def _described(dtype: Any) -> str:  # noqa: ANN401 a dtype
+    if not isinstance(dtype, pd.CategoricalDtype):
+        return f"values of {dtype}"
+    return f"labels ({few([*map(str, dtype.categories)], 10, ' < ' if dtype.ordered else ', ')})"
