@@ -9,6 +9,7 @@ import anndata as ad
 import h5py
 import pandas as pd
 import pytest
+import scipy.sparse as sp
 from annbatch import DatasetCollection
 
 from annbatch_distributed.cli import main
@@ -137,3 +138,38 @@ def test_damaged_values_name_file_and_rows(files: list[Path], tmp_path: Path) ->
         file["X/indices"][-1] = 99
     with pytest.raises(Problems, match=r"b.h5ad: cells 0 to 59 of X can't be read: ValueError: .*indices"):
         collect(files, tmp_path / "cells.zarr", tell=quiet)
+
+
+def test_file_in_columns_is_read_twice(files: list[Path], tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Once to find its parts, and once to write all of them; or, after an interruption, those that are missing."""
+    cells = ad.read_h5ad(files[0])
+    cells.X = sp.csc_matrix(cells.X)
+    cells.write_h5ad(files[0])
+    expected, _ = collected(collect(files[:1], tmp_path / "whole.zarr", tell=quiet))
+    pieces, write = blocks_of_files._pieces, parts._write
+    read, written, limit = list[int](), list[parts.Part](), 3
+
+    def counted(*arguments: Any) -> Any:
+        read.append(len(written))
+        return pieces(*arguments)
+
+    def stopped(part: parts.Part, block: Any) -> Any:
+        if len(written) == limit:
+            raise KeyboardInterrupt
+        written.append(part)
+        return write(part, block)
+
+    monkeypatch.setattr(blocks_of_files, "_pieces", counted)
+    monkeypatch.setattr(parts, "_write", stopped)
+    with pytest.raises(KeyboardInterrupt):
+        collect(files[:1], tmp_path / "cells.zarr", memory="5kB", tell=quiet)
+    assert read == [0, 0]
+    assert {path.name for path in (tmp_path / "cells.zarr.parts").iterdir()} == {
+        "lock",
+        *(part.path.name for part in written),
+    }
+    limit = 100
+    values, _ = collected(collect(files[:1], tmp_path / "cells.zarr", memory="5kB", tell=quiet))
+    assert read == [0, 0, 3, 3]
+    assert len(written) == len({*written}) > 5
+    pd.testing.assert_frame_equal(values.loc[expected.index], expected)

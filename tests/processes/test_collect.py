@@ -107,14 +107,16 @@ def test_killed_addition_leaves_the_old_collection(tmp_path: Path, monkeypatch: 
     expected = collect(new, add_to=tmp_path / "twin.zarr", memory="5kB", jobs=1, tell=quiet)
     n_new = len([*expected]) - 1
     assert n_new > 1
-    metadata = (out / "zarr.json").read_text()
+    metadata, folder, written = (out / "zarr.json").read_text(), out.with_name("cells.zarr.parts"), list[int]()
     # the metadata is replaced, each dataset is moved, and the metadata is replaced again
     for moment in range(n_new + 2):
         run(forked("-m", "tests.processes.job_add", new, out, moment), expect=9)
-        assert (out.with_name("cells.zarr.parts")).exists()
+        (of_first,) = {*folder.glob("cells-*/dataset_1/zarr.json"), *out.glob("dataset_1/zarr.json")}
+        written.append(of_first.stat().st_mtime_ns)
         found = DatasetCollection(out, mode="r").obs()
         assert sorted(found.index) == sorted(f"old-{number}" for number in range(40))
     run(forked("-m", "tests.processes.job_add", new, out, n_new + 2))
-    assert not (out.with_name("cells.zarr.parts")).exists()
+    assert not folder.exists()
+    assert {*written} == {(out / "dataset_1" / "zarr.json").stat().st_mtime_ns}  # datasets are not written again
     assert json.loads((out / "zarr.json").read_text()) == json.loads(metadata)
     pd.testing.assert_frame_equal(DatasetCollection(out, mode="r").obs(), expected.obs())
