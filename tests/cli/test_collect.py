@@ -8,6 +8,7 @@ import runpy
 from typing import TYPE_CHECKING, Any
 
 import pytest
+import scipy.sparse as sp
 
 from annbatch_distributed.cli import collect as command
 from annbatch_distributed.cli import main
@@ -146,16 +147,22 @@ def test_problems_and_lines_are_those_of_the_function(tmp_path: Path, capsys: py
     assert "WARNING: labels that may stand for missing ones: kind 'nan'. If they do, pass --na-values nan" in lines
 
 
-def test_full_disk_is_one_line_and_leaves_nothing(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    """A full disk is one line on stderr, and no file is left behind."""
-    file = file_of(tmp_path / "a.h5ad")
+@pytest.mark.parametrize(("form", "most"), [(sp.csr_matrix, 1024), (sp.csc_matrix, 500)])
+def test_full_disk_is_one_line_and_leaves_nothing(
+    form: Any, most: int, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """A full disk is one line on stderr, and no file is left behind; also while a file in columns is sorted."""
+    cells = cells_of("a", counts(100, 12, 0), GENES)
+    cells.X = form(cells.X)
+    cells.write_h5ad(tmp_path / "a.h5ad")
     before, limits = {*tmp_path.iterdir()}, resource.getrlimit(resource.RLIMIT_FSIZE)
-    # no file of this process may be larger than 1 KB, as if the disk were full
-    resource.setrlimit(resource.RLIMIT_FSIZE, (1024, limits[1]))
+    # no file of this process may be larger than this, as if the disk were full
+    resource.setrlimit(resource.RLIMIT_FSIZE, (most, limits[1]))
     try:
-        text = said(capsys, "collect", file, "--out", tmp_path / "cells.zarr", code=2)
+        text = said(capsys, "collect", tmp_path / "a.h5ad", "--out", tmp_path / "cells.zarr", "--memory", "5kB", code=2)
     finally:
         resource.setrlimit(resource.RLIMIT_FSIZE, limits)
     assert text.startswith("annbatch-distributed: ")
-    assert text.endswith(f"File too large; nothing was written to {tmp_path / 'cells.zarr'}")
+    assert "can't be read" not in text
+    assert text.endswith(f"; nothing was written to {tmp_path / 'cells.zarr'}")
     assert {*tmp_path.iterdir()} == before

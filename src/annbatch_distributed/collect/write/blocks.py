@@ -110,7 +110,7 @@ def _of_columns(values: Node, blocks: Sequence[tuple[int, int]], scratch: Path) 
             entries = np.empty(len(some), dtypes)
             entries["row"], entries["column"], entries["value"] = rows[some] - start, columns[some], data[some]
             with path.open("ab") as file:
-                entries.tofile(file)
+                file.write(entries.tobytes())  # tofile() loses the rest without an error if the disk is full
     for path, start, stop in zip(paths, starts, stops, strict=True):
         yield _block_in(path, dtypes, (int(stop - start), values.shape[1]))
         path.unlink()
