@@ -107,7 +107,9 @@ def test_columns_are_read_twice_whatever_the_memory(monkeypatch: pytest.MonkeyPa
         n_pieces = -(-np.count_nonzero(whole) // n_entries)
         assert read == {"rows": 2 * n_pieces, "data": n_pieces}
     assert not [*tmp_path.iterdir()]
-    # some blocks, as after an interruption
+    # some blocks, as after an interruption, which has left a file
+    (tmp_path / "scratch").mkdir()
+    (tmp_path / "scratch" / "0").write_bytes(bytes(12))
     monkeypatch.setattr(module, "_N_ENTRIES", 7)
     rows = [block.toarray() for block in read_blocks(values, [(2, 5), (5, 6), (11, 14)], tmp_path / "scratch")]
     np.testing.assert_array_equal(np.vstack(rows), whole[[2, 3, 4, 5, 11, 12, 13]])
