@@ -133,7 +133,7 @@ def test_error_is_one_line_and_leaves_nothing(
 
 
 def test_problems_and_lines_are_those_of_the_function(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    """Each problem and each line is that of the function, in options."""
+    """Problems and lines are the same as of the function, in options."""
     both = said(capsys, "collect", tmp_path / "a.h5ad", tmp_path / "b.h5ad", "--out", tmp_path / "cells.zarr", code=2)
     assert both.splitlines() == [f"annbatch-distributed: {tmp_path / name}.h5ad: no such file" for name in "ab"]
     file, lines = file_of(tmp_path / "c.h5ad", kind=["B", "nan"] * 3), list[str]()

@@ -1,4 +1,4 @@
-"""Files that are added to a collection: new datasets beside the old ones, by the same rules."""
+"""Files that are added to a collection: new datasets next to the old ones, by the same rules."""
 
 from __future__ import annotations
 
@@ -72,7 +72,7 @@ def test_cells_are_added_and_others_stay(old: pd.DataFrame, tmp_path: Path, monk
     assert any(line.startswith("WARNING: no column depth in") for line in lines)
     assert f"{tmp_path / 'cells.zarr'}: added 40 cells of 1 file, 12 genes" in lines[-2]
     assert lines[-1].startswith("the new cells are after the others: pass sharding='shuffled' to loaders")
-    # labels are read with the cells, in one dtype, and counts in that of the files
+    # labels are read with the cells, in one dtype, and counts in the dtype of the files
     loader = StatefulLoader.from_collection(
         collection, dist_info=Rank(0, 1), batch_size=16, names=True, return_file=True
     )

@@ -118,7 +118,7 @@ def test_feature_types_are_chosen(tmp_path: Path) -> None:
 
 
 def test_genes_are_matched_by_name(tmp_path: Path) -> None:
-    """Values stay with the names of genes, whatever their order; only shared genes are kept if a user says so."""
+    """Values stay with the names of genes, whatever their order; only shared genes are kept under join="inner"."""
     genes = {"abcd": 1, "dcbe": 2, "bcd": 3}
     files = [
         write(tmp_path / f"{name}.h5ad", [(gene, str(10 * n + ord(gene))) for gene in name])

@@ -20,7 +20,7 @@ class Base(NamedTuple):
     """Collection to which files are added."""
 
     file: File
-    """Its cells and genes as those of a file; ``obs`` has no columns."""
+    """Its cells and genes, like the contents of a file; ``obs`` has no columns."""
     labels: pd.DataFrame
     """Some rows with the dtypes of its ``obs``, and with each category."""
     var: pd.DataFrame
@@ -99,7 +99,7 @@ def check_genes(base: Base, files: Sequence[File], genes_of: Sequence[pd.Index[A
 def in_dtypes_of(base: Base, tables: Sequence[pd.DataFrame]) -> list[pd.DataFrame]:
     """Return tables of labels with the columns and dtypes of the collection, which may get more categories.
 
-    ``tables`` are united with that of the collection. Raises Problems for each column that can't be.
+    ``tables`` are united with the labels of the collection. Raises Problems for each column that can't be.
     """
     problems = [
         f"{name}: {base.file.source} has no such column. Leave it out, or collect all files again"

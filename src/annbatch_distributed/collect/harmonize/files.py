@@ -204,7 +204,7 @@ def _strings_of(table: Any) -> dict[str, Any]:  # noqa: ANN401 a group or a Data
 
 
 def _column(entry: Entry, name: str, table: Any, own: Any, cells: pd.Index[Any]) -> Any:  # noqa: ANN401 a group or a DataFrame
-    """Return a column of some cells; ``table`` is their ``own`` one, or that of all modalities."""
+    """Return a column of some cells; ``table`` is their ``own`` one, or the one of all modalities."""
     try:
         column = table[name].array if isinstance(table, pd.DataFrame) else ad.io.read_elem(table[name])
     except Exception as error:  # anndata raises many types for unknown encodings

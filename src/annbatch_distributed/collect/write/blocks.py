@@ -44,7 +44,7 @@ def blocks_of(values: Node, n_bytes: int) -> list[tuple[int, int]]:
 
 
 def _bounds_of_rows(values: Node) -> Int64Array:
-    """Return the number of entries above each row of a sparse matrix, and that of all entries."""
+    """Return the number of entries above each row of a sparse matrix, and at last of all entries."""
     if not in_columns(values):
         return np.asarray(values.group["indptr"][:], dtype=np.int64)
     bounds = np.zeros(values.shape[0] + 1, dtype=np.int64)

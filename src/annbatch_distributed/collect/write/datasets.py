@@ -70,7 +70,7 @@ def datasets_of(
 ) -> Iterator[Dataset]:
     """Yield the datasets of a collection, numbered from ``start`` on.
 
-    ``parts`` has those of each file, which have ``n_values`` values in all. ``n_bytes`` is the memory of a process.
+    ``parts`` has the parts of each file, which have ``n_values`` values in all. ``n_bytes`` is the memory of a process.
     """
     pieces = [
         Piece(part.path, 0, part.stop - part.start, matrix.genes)

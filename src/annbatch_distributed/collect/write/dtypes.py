@@ -27,7 +27,7 @@ def kind_in(statistics: Sequence[Statistics]) -> Kind | None:
 def storage_of(
     cells: Cells, statistics: Sequence[Sequence[Statistics]], options: Options, before: Stored | None = None
 ) -> Storage:
-    """Return the form of the cells; ``statistics`` has those of the parts of each file.
+    """Return the form of the cells; ``statistics`` are of the parts of each file.
 
     ``before`` is the form of a collection to which they are added. Raises Problems if a dtype doesn't hold all values.
     """
