@@ -65,7 +65,7 @@ def folder_of_parts(out: Path, *, restart: bool) -> Iterator[Path]:
 
 
 def folder_of_datasets(folder: Path, key: str) -> Path:
-    """Return the folder of the new collection in a folder of parts, and remove the folders of runs with a different key."""
+    """Return the folder of the new datasets in a folder of parts, and remove the folders of other keys."""
     own = folder / f"cells-{key}"
     remove(*(path for path in folder.glob("cells-*") if path != own))
     return own
