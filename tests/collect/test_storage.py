@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import shutil
 from itertools import chain
 from pathlib import Path
 from tempfile import TemporaryDirectory
@@ -229,29 +230,45 @@ def test_annbatch_adds_files_to_a_collection(tmp_path: Path) -> None:
     assert sorted(chain(*read)) == sorted(obs.index)
 
 
-@pytest.fixture(params=["sparse", "dense"])
-def collection(request: pytest.FixtureRequest, tmp_path: Path) -> DatasetCollection:
-    """A collection of uint8 whose files had float32; dense ones are written by hand."""
-    values = counts(96, 6, 0)
-    done = collect(file_of(tmp_path, values), tmp_path / "cells.zarr", tell=quiet)
-    if request.param == "dense":
-        group: Any = zarr.open_group(tmp_path / "cells.zarr" / "dataset_0", mode="r+", use_consolidated=False)
-        ad.io.write_elem(group, "X", _dense(ad.io.read_elem(group["X"])).astype("uint8"))
-        group["X"].attrs["file_dtype"] = "float32"
-        zarr.consolidate_metadata(tmp_path / "cells.zarr")
-        done = DatasetCollection(tmp_path / "cells.zarr", mode="r")
-    return done
+@pytest.fixture(scope="module")
+def path_of(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
+    """Paths of a sparse and of a dense collection of uint8 whose files had float32; dense cells are written by hand."""
+    folder = tmp_path_factory.mktemp("stored")
+    paths = {form: folder / f"{form}.zarr" for form in ("sparse", "dense")}
+    collect(file_of(folder, counts(96, 6, 0)), paths["sparse"], tell=quiet)
+    shutil.copytree(paths["sparse"], paths["dense"])
+    group: Any = zarr.open_group(paths["dense"] / "dataset_0", mode="r+", use_consolidated=False)
+    ad.io.write_elem(group, "X", _dense(ad.io.read_elem(group["X"])).astype("uint8"))
+    group["X"].attrs["file_dtype"] = "float32"
+    zarr.consolidate_metadata(paths["dense"])
+    return paths
 
 
-@pytest.mark.parametrize("codecs", ["zarrs.ZarrsCodecPipeline", "zarr.core.codec_pipeline.BatchedCodecPipeline"])
-@pytest.mark.parametrize("prefetch", [0, 1])
-@pytest.mark.parametrize("to", [None, "torch", "jax"])
+#: Name of zarr's own codecs, and of those in Rust.
+ZARR, ZARRS = "zarr.core.codec_pipeline.BatchedCodecPipeline", "zarrs.ZarrsCodecPipeline"
+
+
+@pytest.mark.parametrize(
+    ("to", "form", "codecs", "prefetch"),
+    # any two values of two parameters are in a case
+    [
+        (None, "sparse", ZARRS, 0),
+        (None, "dense", ZARR, 1),
+        ("torch", "sparse", ZARR, 0),
+        ("torch", "dense", ZARRS, 1),
+        ("jax", "sparse", ZARRS, 1),
+        ("jax", "dense", ZARR, 0),
+    ],
+)
 def test_loader_yields_dtype_of_files(
-    collection: DatasetCollection, tmp_path: Path, codecs: str, prefetch: int, to: str | None
+    path_of: dict[str, Path], to: str | None, form: str, codecs: str, prefetch: int
 ) -> None:
     """Values come in the dtype of the files, or in the one that is asked for, however they are read."""
     with zarr.config.set({"codec_pipeline.path": codecs}):
-        opened = DatasetCollection(tmp_path / "cells.zarr", mode="r")
+        opened = DatasetCollection(path_of[form], mode="r")
+        stored = next(iter(opened))["X"]
+        assert isinstance(stored, zarr.Array) == (form == "dense")
+        expected = _dense(ad.io.read_elem(stored))
         for dtype in (None, "float64", "int16"):
             options: dict[str, Any] = {} if dtype is None else {"dtype": dtype}
             if to == "jax" and dtype == "float64":
@@ -261,8 +278,7 @@ def test_loader_yields_dtype_of_files(
             )
             for batch in loader:
                 assert str(batch["X"].dtype).removeprefix("torch.") == (dtype or "float32")
-            expected = _dense(ad.io.read_elem(next(iter(opened))["X"]))[np.asarray(batch["index"])]
-            np.testing.assert_array_equal(_dense(batch["X"]), expected)
+                np.testing.assert_array_equal(_dense(batch["X"]), expected[np.asarray(batch["index"])])
 
 
 def _dense(values: Any) -> Any:
