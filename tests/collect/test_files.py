@@ -235,7 +235,7 @@ def test_zarr_folders_and_modalities_are_files(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("suffix", ["h5mu", "zarr"])
 def test_labels_of_all_modalities_are_kept(suffix: str, tmp_path: Path) -> None:
-    """Labels that muon has for all modalities are columns of a modality, by the names of its cells."""
+    """A modality has its own counts, and labels that muon has for all modalities, by the names of its cells."""
     rna = cells_of("x", counts(20, 5, 0), GENES[:5], n_counts=np.arange(20))
     protein = cells_of("x", counts(20, 3, 1), ["p1", "p2", "p3"])[[*range(19, 4, -1)]].copy()
     both = mudata.MuData({"rna": rna, "protein": protein})
@@ -245,9 +245,11 @@ def test_labels_of_all_modalities_are_kept(suffix: str, tmp_path: Path) -> None:
     labels = both.obs["kind"]
     for modality, n_cells in (("rna", 20), ("protein", 15)):
         collection = collect(f"{tmp_path}/study.{suffix}#{modality}", tmp_path / f"{modality}.zarr", tell=quiet)
-        obs = collection.obs()
+        values, obs = collected(collection)
+        own = both[modality].to_df()
+        assert (values.loc[own.index, own.columns] == own).all(axis=None)
         assert {*obs} == {"kind", "flag", "src_path", *(["n_counts"] if modality == "rna" else [])}
-        assert len(obs) == n_cells
+        assert len(values) == len(obs) == n_cells
         assert obs["kind"].to_dict() == labels[obs.index].to_dict()
         assert obs["flag"].dtype == bool
     if suffix == "h5mu":
