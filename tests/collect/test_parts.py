@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+from contextlib import nullcontext
 from typing import TYPE_CHECKING, Any
 
 import anndata as ad
@@ -10,6 +11,7 @@ import h5py
 import pandas as pd
 import pytest
 import scipy.sparse as sp
+import zarr
 from annbatch import DatasetCollection
 
 from annbatch_distributed.cli import main
@@ -103,6 +105,38 @@ def test_interrupted_run_continues(
     assert (read.loc[expected.index] == expected).all(axis=None)
     assert obs["type"].isna().sum() == 60
     assert not (tmp_path / "cells.zarr.parts").exists()
+
+
+def test_processes_share_memory(files: list[Path], tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Each process has its part of the memory, and reads blocks of a quarter of it."""
+    blocks, sizes = blocks_of_files.blocks_of, list[int]()
+
+    def spied(values: Any, n_bytes: int) -> Any:
+        sizes.append(n_bytes)
+        return blocks(values, n_bytes)
+
+    monkeypatch.setattr(parts, "blocks_of", spied)
+    monkeypatch.setattr(steps, "executor_of", lambda *_: nullcontext())  # this process does the work of both
+    monkeypatch.setattr(steps, "datasets_of", lambda *arguments: sizes.append(arguments[-2]) or [])
+    collect(files, tmp_path / "cells.zarr", memory="8kB", jobs=2, tell=quiet)
+    assert sizes == [1_000] * 3 + [4_000]
+
+
+def test_changed_zarr_folder_is_read_again(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A file anywhere in a zarr folder counts as a change."""
+    cells = cells_of("a", counts(20, 12, 0), GENES)
+    cells.write_zarr(tmp_path / "a.zarr")
+
+    def interrupted(*_: Any) -> None:
+        raise KeyboardInterrupt
+
+    with monkeypatch.context() as patch:
+        patch.setattr(steps, "write_dataset", interrupted)
+        with pytest.raises(KeyboardInterrupt):
+            collect(tmp_path / "a.zarr", tmp_path / "cells.zarr", tell=quiet)
+    zarr.open_array(tmp_path / "a.zarr" / "X" / "data")[:] = 7
+    values, _ = collected(collect(tmp_path / "a.zarr", tmp_path / "cells.zarr", tell=quiet))
+    assert (values.loc[cells.obs_names] == 7 * (cells.to_df() > 0)).all(axis=None)
 
 
 def test_two_runs_at_once_are_refused(files: list[Path], tmp_path: Path) -> None:
