@@ -113,6 +113,29 @@ def test_damaged_matrices_are_refused(form: str, tmp_path: Path) -> None:
             collect(path, tmp_path / "cells.zarr", tell=quiet)
 
 
+@pytest.mark.parametrize("form", ["csr", "csc"])
+def test_repeated_entries_are_added(form: str, tmp_path: Path) -> None:
+    """Entries of one cell and gene are one value, also if it doesn't fit into the dtype that holds each of them."""
+    values = counts(9, 4, 0)
+    values[0] = [200, 100, 0, 0]
+    cells = cells_of("a", values if form == "csr" else values.T[:, :4], GENES[:4])
+    expected = cells.to_df()
+    cells.X = sp.csc_matrix(cells.X) if form == "csc" else cells.X
+    cells.write_h5ad(tmp_path / "a.h5ad")
+    with h5py.File(tmp_path / "a.h5ad", "r+") as file:
+        file["X/indices"][1] = 0  # the second entry of the first row, or column
+    expected.iloc[0, 0], expected.iloc[(0, 1) if form == "csr" else (1, 0)] = 300, 0
+    found, _ = collected(collect(tmp_path / "a.h5ad", tmp_path / "cells.zarr", tell=quiet))
+    assert (found.loc[expected.index] == expected).all(axis=None)
+
+
+def test_numbers_of_obs_are_never_rounded(tmp_path: Path) -> None:
+    """Whole numbers that floats don't hold are refused next to large floats, of which some digits may be lost."""
+    files = [file_of(tmp_path / "a.h5ad", n=[2**53 + 1] * 6), file_of(tmp_path / "b.h5ad", n=[2.0**60] * 6)]
+    with pytest.raises(Problems, match=r"n: whole numbers above .* and fractions have no common dtype"):
+        collect(files, tmp_path / "cells.zarr", tell=quiet)
+
+
 def test_counts_are_never_rounded(tmp_path: Path) -> None:
     """Counts that a float dtype can't hold are refused, and those of files with different dtypes too."""
     for name, dtype, most in (("large", "int64", 2**24 + 1), ("small", "float32", 3), ("huge", "int64", 2**53 + 1)):
@@ -184,16 +207,16 @@ def test_other_layouts_are_described(keys: list[str], message: str, tmp_path: Pa
 
 
 def test_sheets_of_spreadsheets_are_read(tmp_path: Path) -> None:
-    """Spaces around names, a byte order mark and tabs are no part of a sheet; repeated columns are refused."""
+    """Spaces around names, a byte order mark and tabs are no part of a sheet, but NA is a label."""
     file_of(tmp_path / "a.h5ad", donor=["x"] * 6)
     for name, text in (
-        ("a.csv", "\ufeffpath, donor,\na.h5ad , D1 ,\n"),
-        ("a.tsv", "path\tdonor\tage\na.h5ad\tD1\n"),
+        ("a.csv", "\ufeffpath, donor,\na.h5ad , NA ,\n"),
+        ("a.tsv", "path\tdonor\tage\na.h5ad\tNA\n"),
     ):
         (tmp_path / name).write_text(text)
         lines: list[str] = []
         obs = collect(tmp_path / name, tmp_path / f"{name}.zarr", tell=lines.append).obs()
-        assert set(obs["donor"]) == {"D1"}
+        assert set(obs["donor"]) == {"NA"}
         assert "donor: from the sample sheet, not from obs, in 1 file" in lines
     for text, message in (
         ("path,donor,donor\na.h5ad,x,y\n", "the columns of a sample sheet must be different"),
@@ -219,6 +242,7 @@ def test_files_of_labels_are_exact(tmp_path: Path) -> None:
         ("column,from,to\ntype,B,T,\n", "can't be read as a file of labels: .* Put values with commas in quotes"),
         ("column;from;to\ntype;B;T\n", "a file of labels must be separated by commas"),
         ("column,from\ntype,B\n", "labels: must have the columns column, from and to, got no to"),
+        ("column,from,to\ntype,B,b\ntype,B,\n", "labels: 'B' of type must become one label, got several"),
     ):
         labels.write_text(text)
         with pytest.raises(Problems, match=message):

@@ -115,9 +115,14 @@ def test_processes_share_memory(files: list[Path], tmp_path: Path, monkeypatch: 
         sizes.append(n_bytes)
         return blocks(values, n_bytes)
 
+    def without_datasets(*arguments: Any) -> list[Any]:
+        *_, n_bytes, _ = arguments
+        sizes.append(n_bytes)
+        return []
+
     monkeypatch.setattr(parts, "blocks_of", spied)
     monkeypatch.setattr(steps, "executor_of", lambda *_: nullcontext())  # this process does the work of both
-    monkeypatch.setattr(steps, "datasets_of", lambda *arguments: sizes.append(arguments[-2]) or [])
+    monkeypatch.setattr(steps, "datasets_of", without_datasets)
     collect(files, tmp_path / "cells.zarr", memory="8kB", jobs=2, tell=quiet)
     assert sizes == [1_000] * 3 + [4_000]
 
