@@ -17,7 +17,7 @@ import pytest
 import scipy.sparse as sp
 import zarr
 from annbatch import DatasetCollection
-from hypothesis import given
+from hypothesis import example, given
 from hypothesis import strategies as st
 
 from annbatch_distributed import AlignedLoader, Rank, StatefulLoader, suggest_sizes
@@ -93,6 +93,7 @@ def files_of_one_kind(draw: st.DrawFn) -> list[tuple[str, list[float]]]:
 
 
 @given(files=files_of_one_kind())
+@example(files=[("int64", [-(2**53) - 1]), ("float64", [-0.1])])
 def test_no_value_is_rounded(files: list[tuple[str, list[float]]]) -> None:
     """Whatever dtypes files have, and wherever their values are, all of them are stored and yielded as they are."""
     with TemporaryDirectory() as folder, pytest.MonkeyPatch.context() as patch:
