@@ -71,7 +71,7 @@ def test_each_option_is_an_argument_of_the_function(monkeypatch: pytest.MonkeyPa
         "join": "inner",
         "labels": "l.csv",
         "make_unique": True,
-        "memory": 2_000_000_000,
+        "memory": "2GB",
         "jobs": 3,
         "scheduler": "tcp://h:1",
         "dtype": "int32",

@@ -108,13 +108,14 @@ def _at_least(least: int) -> Callable[[str], int]:
     return read
 
 
-def _size(text: str) -> int:
+def _size(text: str) -> str:
     from annbatch_distributed.core.values import as_bytes  # not above: it imports numpy
 
     try:
-        return as_bytes(text)
+        as_bytes(text)
     except ValueError as error:
         raise argparse.ArgumentTypeError(f"must be a size above 0, such as 4GB, got {text!r}") from error
+    return text
 
 
 def _range(text: str) -> slice:
