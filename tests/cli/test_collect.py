@@ -97,7 +97,9 @@ def collect_into(passed: dict[str, Any]) -> Any:
     ("options", "message"),
     [
         (["none.h5ad"], "none.h5ad: no such file"),
+        (["jobs=2.h5ad"], "jobs=2.h5ad: no such file"),
         (["a.h5ad", "a.h5ad"], "files must be different"),
+        (["--rename", "type=src_path"], ": a.h5ad: obs must not have a column src_path"),
         (["--obs", "age"], "--obs: no file has columns age. They have type"),
         (["--rename", "age"], "--rename: must be OLD=NEW, got 'age'"),
         (["--rename", "type=d", "type=e"], "--rename: a column must have one new name, got another one in type=d"),

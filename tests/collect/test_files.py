@@ -120,6 +120,7 @@ def test_sheet_of_a_study_is_one_collection(study: dict[str, Any], tmp_path: Pat
     assert obs["id"].isna().sum() == 45
     text = "\n".join(lines)
     assert "WARNING: " in text
+    assert "stage: 3 values (l < m < h), in only 1 of 3 files, missing in 45 cells" in lines
     assert "1 gene name of several genes (twice), which are numbered, such as twice and twice-1" in text
     assert re.findall(r"float32, from (.*)|int32, from (.*)", text) != []
     loader = StatefulLoader.from_collection(collection, dist_info=Rank(0, 1), batch_size=16)

@@ -131,8 +131,9 @@ def test_genes_are_matched_by_name(tmp_path: Path) -> None:
         assert sorted(values) == [*kept]
         for cell, own in expected.items():
             assert values.loc[cell].to_dict() == {gene: own.get(gene, 0) for gene in kept}
-        used = "the genes of any file" if join == "outer" else "the shared genes"
-        assert any(f"genes: 3 in all files, 5 in any file; using {used}" in line for line in lines)
+        outer = "the genes of any file; genes that a file lacks are 0 in its cells"
+        used = outer if join == "outer" else "the shared genes"
+        assert f"genes: 3 in all files, 5 in any file; using {used}" in lines
 
 
 def test_genes_without_a_common_name_are_an_error(tmp_path: Path) -> None:

@@ -40,6 +40,11 @@ def test_renamed_cells_are_unique_whatever_files_are_called(tmp_path: Path) -> N
         names = collect(files, out, make_unique=True, tell=quiet).obs().index
         assert names.is_unique
     assert sorted(names) == ["s1-1", "s2-1"]  # files of one name are named by their folders
+    files = [file_of(tmp_path / f"{name}.h5ad", n_cells) for name, n_cells in (("u", 1), ("v", 3), ("w", 2))]
+    obs = collect(files, tmp_path / "sizes.zarr", make_unique=True, tell=quiet).obs()
+    for file, n_cells in zip(files, (1, 3, 2), strict=True):
+        own = obs.index[obs["src_path"] == str(file)]
+        assert sorted(own) == [f"{file.stem}-{file.stem}-{number}" for number in range(n_cells)]
 
 
 def test_x_and_raw_are_not_layers(tmp_path: Path) -> None:
@@ -233,10 +238,12 @@ def test_sheets_of_spreadsheets_are_read(tmp_path: Path) -> None:
 
 
 def test_files_of_labels_are_exact(tmp_path: Path) -> None:
-    """Blanks are part of a label to replace, and a line with a comma too many is refused."""
+    """Blanks are part of a label to replace, unused labels are named, and a line with a comma too many is refused."""
     file, labels = file_of(tmp_path / "a.h5ad", type=["B ", "B", " B", "T", "T", "T"]), tmp_path / "labels.csv"
-    labels.write_text("column,from,to\ntype,B ,B\ntype, B,B\ntype,T\n")
-    obs = collect(file, tmp_path / "cells.zarr", labels=labels, tell=quiet).obs()
+    labels.write_text("column,from,to\ntype,B ,B\ntype, B,B\ntype,T\ntype,NK ,NK\n")
+    lines: list[str] = []
+    obs = collect(file, tmp_path / "cells.zarr", labels=labels, tell=lines.append).obs()
+    assert [line for line in lines if "WARNING" in line] == ["WARNING: labels: no cell has 'NK ' in type"]
     assert obs["type"].value_counts(dropna=False).to_dict() == {"B": 3, np.nan: 3}
     for text, message in (
         ("column,from,to\ntype,B,T,\n", "can't be read as a file of labels: .* Put values with commas in quotes"),
