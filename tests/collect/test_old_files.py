@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any
+from pathlib import Path
+from typing import Any
 
+import anndata as ad
 import h5py
 import numpy as np
 import pandas as pd
@@ -12,9 +14,6 @@ import scipy.sparse as sp
 
 from annbatch_distributed.collect import collect
 from tests.collect.test_files import GENES, collected, counts, quiet
-
-if TYPE_CHECKING:
-    from pathlib import Path
 
 # anndata warns of each element, and the command leaves its warnings out
 pytestmark = pytest.mark.filterwarnings("ignore:.* was written with")
@@ -70,13 +69,34 @@ def test_files_of_anndata_07_are_read(is_ordered: bool, tmp_path: Path) -> None:
         kinds = obs.create_dataset("__categories/kind", data=KINDS, dtype=h5py.string_dtype())
         kinds.attrs["ordered"] = np.bool_(is_ordered)
         obs["kind"].attrs["categories"] = kinds.ref
-        table_of_07(file, "var", GENES[:4], {"mean": values.mean(0)})
+        types = ["Gene Expression", "Antibody Capture"] * 2
+        table_of_07(file, "var", GENES[:4], {"gene_ids": [*"wxyz"], "feature_types": types})
     expected = pd.DataFrame(values, NAMES, GENES[:4])
+    chosen = collect(tmp_path / "old.h5ad", tmp_path / "g.zarr", feature_types=["Gene Expression"], tell=quiet)
+    var: Any = ad.io.read_elem(next(iter(chosen))["var"])
+    assert var["gene_ids"].to_dict() == {GENES[0]: "w", GENES[2]: "y"}
     found = assert_collected(tmp_path / "old.h5ad", tmp_path / "cells.zarr", expected)
     assert {*found} == {"kind", "donor", "age", "src_path"}
     assert found["kind"].cat.ordered == is_ordered
     assert found["donor"].tolist() == ["d0", "d1"] * 6
     assert found["age"].tolist() == [*range(N_CELLS)]
+
+
+def test_labels_of_all_modalities_may_be_of_anndata_07(tmp_path: Path) -> None:
+    values = counts(N_CELLS, 4, 0)
+    with h5py.File(tmp_path / "old.h5mu", "w") as file:
+        obs = table_of_07(file, "obs", NAMES, {"kind": CODES})
+        kinds = obs.create_dataset("__categories/kind", data=KINDS, dtype=h5py.string_dtype())
+        kinds.attrs["ordered"] = np.bool_(False)
+        obs["kind"].attrs["categories"] = kinds.ref
+        attributes = {"encoding-type": "csr_matrix", "encoding-version": "0.1.0", "shape": values.shape}
+        sparse_group(file.create_group("mod/rna/X"), values).attrs.update(attributes)
+        table_of_07(file["mod/rna"], "obs", NAMES, {"age": np.arange(N_CELLS)})
+        table_of_07(file["mod/rna"], "var", GENES[:4], {"mean": values.mean(0)})
+    found = assert_collected(
+        Path(f"{tmp_path}/old.h5mu#rna"), tmp_path / "cells.zarr", pd.DataFrame(values, NAMES, GENES[:4])
+    )
+    assert {*found} == {"age", "kind", "src_path"}
 
 
 def table_of_06(names: list[str], columns: dict[str, Any]) -> Any:

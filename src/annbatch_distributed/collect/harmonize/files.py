@@ -158,11 +158,13 @@ def _tables(source: Source, group: Node) -> dict[str, Any]:
         tables = {"obs": cells.obs, "var": cells.var, **({} if cells.raw is None else {"raw": cells.raw.var})}
         cells.file.close()
         return tables
-    obs = group["obs"]
-    if obs.attrs["encoding-version"] == "0.1.0":  # of anndata 0.7, whose categories are not with their columns
-        obs = ad.io.read_elem(obs)
-    raw = {"raw": group["raw/var"]} if _has(group, "raw") else {}
-    return {"obs": obs, "var": group["var"], **raw}
+    raw = {"raw": _table(group["raw/var"])} if _has(group, "raw") else {}
+    return {"obs": _table(group["obs"]), "var": _table(group["var"]), **raw}
+
+
+def _table(table: Node) -> Any:  # noqa: ANN401 a group or a DataFrame
+    """Return a table of a file; read as a whole if anndata 0.7 wrote it, as its categories aren't with its columns."""
+    return ad.io.read_elem(table) if table.attrs.get("encoding-version") == "0.1.0" else table
 
 
 def _columns_of(table: Any) -> list[str]:  # noqa: ANN401 a group or a DataFrame
@@ -183,8 +185,9 @@ def _labels_of_all(entry: Entry, group: Node, own: Any) -> dict[str, Any]:  # no
         return {}
     # muon writes the column n of the modality rna as rna:n, too
     known = tuple(f"{modality}:" for modality in whole["mod"])
-    names = (name for name in _columns_of(whole["obs"]) if not name.startswith(known))
-    return dict.fromkeys([name for name in names if name not in _columns_of(own)], whole["obs"])
+    table = _table(whole["obs"])
+    names = (name for name in _columns_of(table) if not name.startswith(known))
+    return dict.fromkeys([name for name in names if name not in _columns_of(own)], table)
 
 
 def _strings_of(table: Any) -> dict[str, Any]:  # noqa: ANN401 a group or a DataFrame
