@@ -98,6 +98,7 @@ def collect_into(passed: dict[str, Any]) -> Any:
     [
         (["none.h5ad"], "none.h5ad: no such file"),
         (["jobs=2.h5ad"], "jobs=2.h5ad: no such file"),
+        (["group_by.h5ad"], "group_by.h5ad: no such file"),
         (["a.h5ad", "a.h5ad"], "files must be different"),
         (["--rename", "type=src_path"], ": a.h5ad: obs must not have a column src_path"),
         (["--obs", "age"], "--obs: no file has columns age. They have type"),

@@ -139,7 +139,8 @@ def test_genes_that_a_collection_lacks_are_left_out_or_an_error(old: pd.DataFram
         ),
         ({"n": range(40)}, {"add_to": "s3://cells.zarr"}, "add_to='s3://cells.zarr': must be a local folder"),
         ({"n": range(40)}, {"add_to": "none.zarr"}, "add_to='none.zarr': must be a collection that collect has"),
-        ({"n": range(40)}, {"group_by": ["plate"]}, "group_by: columns must be kept, got plate"),
+        ({"n": range(40)}, {"group_by": ["plate"]}, "got plate. cells.zarr has kind, n, depth\n"),
+        ({"kind": [True] * 40, "n": range(40)}, {}, "kind: booleans and values .* Write them in one dtype$"),
     ],
 )
 def test_what_cannot_be_added_is_refused(

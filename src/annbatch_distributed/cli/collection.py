@@ -197,7 +197,7 @@ def in_options(text: str, arguments: Sequence[str] = _ARGUMENTS) -> str:
     text = re.sub(rf"(?<![-./\w])({'|'.join(arguments)})=({_LITERAL})", _as_option, text)
     # a name of one word may be any word, except at the beginning of a message
     of_beginning = rf"(?:(?<=^)|(?<=WARNING: ))(?:{'|'.join(arguments)})(?=:| must)"
-    bare = [rf"{name}\b" for name in arguments if "_" in name]
+    bare = [rf"{name}\b(?!\.\w)" for name in arguments if "_" in name]
     return re.sub(rf"(?<![-./\w])(?:--)?({'|'.join([*bare, of_beginning])})", _as_option, text)
 
 

@@ -42,7 +42,7 @@ def harmonized(entries: Sequence[Entry], options: Options, base: Base | None = N
         options = replace(options, obs=[*base.labels])
         twice = [str(entry) for entry in entries if str(entry) in base.files]
         problems += [f"{file}: is in {base.file.source} already. Leave it out" for file in twice]
-    files = _inspected(entries, options, problems)
+    files = _inspected(entries, options, problems, base)
     if not files:
         raise Problems(*problems)
     # the collection is the first of the files
@@ -94,7 +94,7 @@ def _labels(
     with _noted(problems):
         names = [str(file.source) for file in files]
         if base is not None:
-            tables, lines = unite([base.labels, *tables], [str(base.file.source), *names])
+            tables, lines = unite([base.labels, *tables], [str(base.file.source), *names], is_fixed=True)
             _, *tables = in_dtypes_of(base, tables)
         else:
             tables, lines = unite(tables, names)
@@ -103,7 +103,7 @@ def _labels(
     return tables, lines
 
 
-def _inspected(entries: Sequence[Entry], options: Options, problems: list[str]) -> list[File]:
+def _inspected(entries: Sequence[Entry], options: Options, problems: list[str], base: Base | None) -> list[File]:
     """Return the contents of the files that can be read, and add problems to a list."""
     files, tables_of_genes = list[File](), dict[str, pd.DataFrame]()
     kept = None
@@ -117,8 +117,10 @@ def _inspected(entries: Sequence[Entry], options: Options, problems: list[str]) 
             files.append(file._replace(var=tables_of_genes.setdefault(_digest_of(file.var), file.var)))
     for argument, columns in (("group_by", options.group_by or ()), ("labels", options.labels)):
         if kept is not None and (others := [name for name in columns if name not in kept]):
-            every = [*(options.obs or ()), *others]
-            problems.append(f"{argument}: columns must be kept, got {', '.join(others)}. Pass obs={every}")
+            hint = f"Pass obs={[*(options.obs or ()), *others]}"
+            if base is not None:  # obs can't be chosen then
+                hint = f"{base.file.source} has {few([*base.labels], 20) or 'none'}"
+            problems.append(f"{argument}: columns must be kept, got {', '.join(others)}. {hint}")
     return files
 
 

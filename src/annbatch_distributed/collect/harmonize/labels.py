@@ -52,11 +52,13 @@ def replace_labels(obs: pd.DataFrame, spellings: Spellings, na_values: Sequence[
     return replaced
 
 
-def unite(tables: Sequence[pd.DataFrame], files: Sequence[str]) -> tuple[list[pd.DataFrame], list[str]]:
+def unite(
+    tables: Sequence[pd.DataFrame], files: Sequence[str], *, is_fixed: bool = False
+) -> tuple[list[pd.DataFrame], list[str]]:
     """Return ``obs`` of each file with the columns of all files in common dtypes, and lines about the columns.
 
     A column that a file lacks has missing values in its cells. Raises Problems with each column that has no common
-    dtype.
+    dtype; ``is_fixed`` means that none of them can be left out.
     """
     united = [pd.DataFrame(index=table.index) for table in tables]
     lines, problems, labels = list[str](), dict[str, str](), dict[str, list[str]]()
@@ -82,7 +84,9 @@ def unite(tables: Sequence[pd.DataFrame], files: Sequence[str]) -> tuple[list[pd
         lines.append(f"{name}: {kind}{where}, {n_cells}")
     if problems:
         others = [name for name in names if name not in problems]
-        hint = "Write them in one dtype, or leave the column out" + (f", as in obs={others}" if others else "")
+        hint = "Write them in one dtype"
+        if not is_fixed:
+            hint += ", or leave the column out" + (f", as in obs={others}" if others else "")
         raise Problems(*(f"{problem}. {hint}" for problem in problems.values()))
     return united, [*lines, *_warnings(labels)]
 
