@@ -199,7 +199,8 @@ def test_different_calls_or_libraries_are_named() -> None:
         of_three(1).check_epoch_read(100, Tally(), gather=gather)
 
     def with_another_annbatch(gather: Gather) -> None:
-        with patch("importlib.metadata.version", lambda name: "odd" if name == "annbatch" else version(name)):
+        known = "annbatch_distributed.checks.agreement._version"
+        with patch(known, lambda name: "odd" if name == "annbatch" else version(name)):
             _check(of_three(1), 100, gather)
 
     others = [partial(_check, of_three(rank), 100) for rank in (0, 2)]

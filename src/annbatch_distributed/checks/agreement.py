@@ -17,6 +17,7 @@ from __future__ import annotations
 import json
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass, field, replace
+from functools import cache
 from importlib import metadata
 from reprlib import repr as shortened
 from typing import Any, Self
@@ -195,6 +196,7 @@ _MOST_PROBLEMS = 10
 #: Number of ranges of a mask that a message names.
 _MOST_RANGES = 3
 
+_DONE = "batches done"
 _ROOT = "randomness (a seed makes it the same)"
 _PLAN = "plan, which must depend on another setting of a custom sampler or sharding"
 
@@ -249,7 +251,7 @@ class Description:
             for n_lanes, n_workers, done in position.segments
             if done
         ]
-        same |= {"epoch": position.epoch, "batches done": bounded(", ".join(done) or "none")}
+        same |= {"epoch": position.epoch, _DONE: bounded(", ".join(done) or "none")}
         same |= {f"version of {name}": _version(name) for name in _LIBRARIES}
         peers = {"dist_info": bounded(job.source), _ROOT: identity["root"]}
         return cls(
@@ -356,6 +358,7 @@ def _read(texts: Mapping[int, str]) -> dict[int, Description]:
     raise disagreement("The processes of this job make different calls:", different, advice)
 
 
+@cache
 def _version(name: str) -> str:
     try:
         return metadata.version(name)
@@ -522,7 +525,8 @@ class Reading:
         due = sum((_tally(shard.repeated) for shard in shards), _tally(plan.selected.cut(*bounds)))
         tallies = {"read": Tally.of(read), "planned": planned, "share": share, "due": due}
         of_rank = {name: tally.to_dict() for name, tally in tallies.items()}
-        return cls(replace(description, read=of_rank | {"reads_share": share == whole}), plan, last.position)
+        begins = {"begins": description.same.pop(_DONE), "reads_share": share == whole}
+        return cls(replace(description, read=of_rank | begins), plan, last.position)
 
 
 def _tally(rows: Rows) -> Tally:
@@ -571,8 +575,7 @@ def epochs_read(
         of_pass = {
             number: Description(**process.read[name]) for number, process in described.items() if name in process.read
         }
-        begins = {process.same["batches done"] for process in of_pass.values()}
-        if len(of_pass) < len(described) or len(begins) > 1:
+        if len(of_pass) < len(described):
             lines.append(f"{name}: not checked, since the ranks have read it in different parts")
             continue
         compare(of_pass)
@@ -604,20 +607,23 @@ def compare_readings(described: Mapping[int, Description], plan: Plan, position:
         masked = f" ({mask})" if (mask := _masked(plan)) else ""
         raise disagreement(f"The ranks have not read the planned rows in epoch {plan.epoch}{masked}:", problems)
     reads_each_row = plan.n_samples is None and all(rank["reads_share"] for rank in ranks)
-    return _summary(plan, position, read, len(ranks), reads_each_row=reads_each_row)
+    # a rank that has resumed alone, after a failed read, has begun its last pass later than the others
+    have_begun_together = len({rank["begins"] for rank in ranks}) == 1
+    is_verified = have_begun_together and not position.unverified
+    is_rest = position.done > 0 or not have_begun_together
+    return _summary(plan, read, len(ranks), is_rest=is_rest, is_verified=is_verified, reads_each_row=reads_each_row)
 
 
 def _in_words(tally: Tally) -> str:
     return f"{plural(tally.n_rows, 'row')} in {plural(tally.n_batches, 'batch')}"
 
 
-def _summary(plan: Plan, position: Position, total: Tally, n_ranks: int, *, reads_each_row: bool) -> str:
+def _summary(plan: Plan, total: Tally, n_ranks: int, *, is_rest: bool, is_verified: bool, reads_each_row: bool) -> str:
     """Return a line about the rows that the ranks have read as planned; it claims only what was checked."""
-    is_rest = position.done > 0
     epoch = "rest of " * is_rest + f"epoch {plan.epoch}"
     ranks = f"{plural(n_ranks, 'rank')} {'has' if n_ranks == 1 else 'have'}"
     text = f"{epoch}: {ranks} read {_in_words(total)}, as planned"
-    if is_rest and position.unverified:
+    if is_rest and not is_verified:
         return text + ". Earlier batches were not checked"
     # when the number of ranks changes, whole batches may be dropped
     if not reads_each_row or (is_rest and plan.config.remainder == "drop"):
