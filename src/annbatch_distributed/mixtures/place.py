@@ -42,10 +42,16 @@ class Start:
     """Place from which an epoch that is set follows: the place of the loaded state, or the first place."""
     before: Place | None = None
     """End of the epoch before, if that was reached."""
-    done: int = field(default=0, init=False)
-    """Number of done steps of the epoch."""
     finished: bool = field(default=False, init=False)
-    """False, as no step of the epoch is done."""
+    """False, as this job has done no step of the epoch."""
+
+    @property
+    def done(self) -> int:
+        """Number of done steps of the epoch: of the epoch of a loaded state, those that different ranks have done."""
+        origin = self.origin
+        if isinstance(origin, Place) and self.before is None and self.epoch == origin.epoch:
+            return origin.start
+        return 0
 
     def start_of(self, epoch: int) -> Start:
         """Return the start of an epoch."""
