@@ -12,7 +12,7 @@ from torch._C._distributed_c10d import HashStore
 from annbatch_distributed.ranks import Placement
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Sequence
+    from collections.abc import Callable, Iterable, Sequence
 
     import pytest
 
@@ -23,26 +23,28 @@ class _Sent(Exception):
     """Ends a call once it has sent its text."""
 
 
-def heard(calls: Sequence[Callable[[Gather], str | None]]) -> list[str]:
+def heard(calls: Sequence[Callable[[Gather], str | None]], listening: Iterable[int] | None = None) -> list[str]:
     """Return the outcome of each rank: the answer of its call, or the message of its error.
 
     Parameters
     ----------
     calls
         For each rank, a call that takes a function to gather with.
+    listening
+        Ranks whose outcomes are returned; None for all.
     """
     texts = [_text_of(call) for call in calls]
-    return [_outcome(call, texts) for call in calls]
+    return [_outcome(calls[rank], texts) for rank in (range(len(calls)) if listening is None else listening)]
 
 
-def agreement(ranks: Sequence[Any], *arguments: object) -> list[str]:
+def agreement(ranks: Sequence[Any], *arguments: object, listening: Iterable[int] | None = None) -> list[str]:
     """Return the outcome of `check_ranks_agree` for each sampler or loader."""
-    return heard([partial(_call, rank.check_ranks_agree, arguments) for rank in ranks])
+    return heard([partial(_call, rank.check_ranks_agree, arguments) for rank in ranks], listening)
 
 
-def verdict(ranks: Sequence[Any], *arguments: object) -> list[str]:
+def verdict(ranks: Sequence[Any], *arguments: object, listening: Iterable[int] | None = None) -> list[str]:
     """Return the outcome of `check_epoch_read` for each sampler or loader."""
-    return heard([partial(_call, rank.check_epoch_read, arguments) for rank in ranks])
+    return heard([partial(_call, rank.check_epoch_read, arguments) for rank in ranks], listening)
 
 
 def met_in_threads(calls: Sequence[Callable[..., Any]]) -> list[Any]:

@@ -1,0 +1,44 @@
+"""Simulated jobs: one step by step, or many until the first failure."""
+
+from __future__ import annotations
+
+import argparse
+import sys
+import time
+from collections import Counter
+
+from tests.simulated.run import drawn, failure, run
+
+
+def main() -> None:
+    """Run the jobs of the command line."""
+    parser = argparse.ArgumentParser(prog="python -m tests.simulated", description=__doc__)
+    parser.add_argument("seed", type=int, help="seed of the job, or of the first of many")
+    parser.add_argument("--jobs", type=int, help="run the jobs of so many seeds")
+    parser.add_argument("--seconds", type=float, default=float("inf"), help="begin no job after so many seconds")
+    parser.add_argument("--keep-going", action="store_true", help="run the other jobs after a failure too")
+    parser.add_argument("--no-shrinking", action="store_true", help="show a failure as it was found")
+    arguments = parser.parse_args()
+    if arguments.jobs is None:
+        job, events = drawn(arguments.seed)
+        print(job)
+        print(run(job, events, print))
+        return
+    began, used, ended, failures = time.monotonic(), time.process_time(), Counter[str](), 0
+    for seed in range(arguments.seed, arguments.seed + arguments.jobs):
+        if time.monotonic() - began > arguments.seconds:
+            break
+        if (found := failure(seed, shrinks=not arguments.no_shrinking)) is None:
+            ended["ran"] += 1
+            continue
+        print(found, flush=True)
+        failures += 1
+        if not arguments.keep_going:
+            break
+    n_jobs = ended.total() + failures
+    print(f"{n_jobs} jobs, {failures} failed, {1e3 * (time.process_time() - used) / max(1, n_jobs):.0f} ms of CPU each")
+    sys.exit(failures > 0)
+
+
+if __name__ == "__main__":
+    main()
