@@ -17,28 +17,13 @@ from annbatch.samplers import RandomSampler
 
 from annbatch_distributed import AlignedLoader, CellSets, DistributedSampler, MixedLoader, Rank, StatefulLoader
 from tests.meeting import agreement, met_in_threads
+from tests.simulated.workers import InThread
 
 if TYPE_CHECKING:
     from collections.abc import Callable
 
 #: Number of steps of an epoch on two ranks.
 N_STEPS = 12
-
-
-#: Errors that the next reads of load requests raise.
-ERRORS: list[BaseException] = []
-
-
-@pytest.fixture(autouse=True)
-def _failing(monkeypatch: pytest.MonkeyPatch) -> None:
-    read_request = StatefulLoader._read_request
-
-    def read(self: StatefulLoader, request: Any) -> Any:
-        if ERRORS:
-            raise ERRORS.pop()
-        yield from read_request(self, request)
-
-    monkeypatch.setattr(StatefulLoader, "_read_request", read)
 
 
 def source(rank: Rank, n_rows: int = 96, n_genes: int = 1, name: str = "cell", **options: Any) -> StatefulLoader:
@@ -77,13 +62,12 @@ def dataloader(rank: Rank, **options: Any) -> Any:
 
 
 def workers(rank: Rank, **options: Any) -> Any:
-    forked = {"multiprocessing_context": "fork", "persistent_workers": False}
-    return source(rank, **options).to_dataloader(num_workers=2, **forked)
+    return InThread(source(rank, **options), num_workers=2)
 
 
-def sets_by_workers(rank: Rank, **options: Any) -> Any:
-    forked = {"multiprocessing_context": "fork", "persistent_workers": True}
-    return of_sets(rank, prefetch=0, **options).to_dataloader(num_workers=2, **forked)
+def forked(rank: Rank, **options: Any) -> Any:
+    options_of_torch = {"multiprocessing_context": "fork", "persistent_workers": False}
+    return source(rank, **options).to_dataloader(num_workers=2, **options_of_torch)
 
 
 def mixed(rank: Rank, **options: Any) -> MixedLoader:
@@ -113,16 +97,14 @@ def aligned(rank: Rank, **options: Any) -> AlignedLoader:
 
 
 MAKERS = [
-    *(stateful, prefetching, of_sets, dataloader, workers, sets_by_workers),
+    *(stateful, prefetching, of_sets, dataloader, workers),
     *(mixed, mixed_until, mixed_with_sets, within_batch, aligned),
 ]
-BY_WORKERS = workers, sets_by_workers
 every = pytest.mark.parametrize("make", MAKERS, ids=lambda make: make.__name__)
-in_process = pytest.mark.parametrize(  # an error that is raised here isn't raised in workers
-    "make", [make for make in MAKERS if make not in BY_WORKERS], ids=lambda make: make.__name__
-)
+#: Kinds that simulated jobs don't have; what happens to the others is in tests/simulated.
+beyond_simulation = pytest.mark.parametrize("make", [forked, mixed_until], ids=lambda make: make.__name__)
 can_be_copied = pytest.mark.parametrize(  # torch's DataLoader can't be copied
-    "make", [make for make in MAKERS if make not in (dataloader, *BY_WORKERS)], ids=lambda make: make.__name__
+    "make", [make for make in MAKERS if make not in (dataloader, workers)], ids=lambda make: make.__name__
 )
 type Make = Callable[..., Any]
 
@@ -175,12 +157,12 @@ def test_loader_has_interface(make: Make) -> None:
     assert loader.next_epoch == 3
     assert loader.n_obs > 0
     assert str(loader.plan())
-    if make not in (dataloader, *BY_WORKERS):
+    if make not in (dataloader, workers, forked):
         assert loader.batch_sampler.batch_size == (8 if make is within_batch else 4)
 
 
-@every
-@pytest.mark.parametrize("n_read", [0, 1, 5, N_STEPS - 1, 10**3])
+@beyond_simulation
+@pytest.mark.parametrize("n_read", [5, 10**3])
 def test_resumed_loader_reads_the_same(make: Make, n_read: int) -> None:
     whole, loader = epochs(make, 3), make(Rank(0, 2))
     loader.set_epoch(1)
@@ -210,7 +192,7 @@ def test_length_in_a_loop_is_of_its_epoch(make: Make) -> None:
         assert len(after) > n_steps
 
 
-@every
+@beyond_simulation
 def test_finished_epoch_set_again_has_nothing_left(make: Make) -> None:
     """Setting the epoch of a state that was saved at the end of the epoch yields no batches."""
     whole, loader, after = epochs(make, 2), make(Rank(0, 2)), make(Rank(0, 2))
@@ -222,7 +204,7 @@ def test_finished_epoch_set_again_has_nothing_left(make: Make) -> None:
     assert read(after) == whole[1]
 
 
-@every
+@beyond_simulation
 def test_cut_pass_is_followed_by_a_whole_one(make: Make) -> None:
     whole, loader = epochs(make, 3), make(Rank(0, 2))
     for epoch, n_read in [(0, 5), (1, 10**3), (1, 3), (2, 10**3), (0, 10**3)]:
@@ -230,7 +212,7 @@ def test_cut_pass_is_followed_by_a_whole_one(make: Make) -> None:
         assert read(loader, n_read) == whole[epoch][:n_read]
 
 
-@every
+@beyond_simulation
 def test_earlier_epoch_than_loaded_state_raises(make: Make) -> None:
     """Setting an earlier epoch than the loaded one raises, and the state stays loaded."""
     loader, after = make(Rank(0, 2)), make(Rank(0, 2))
@@ -244,7 +226,7 @@ def test_earlier_epoch_than_loaded_state_raises(make: Make) -> None:
     assert read(after) == epochs(make, 1)[0]
 
 
-@every
+@beyond_simulation
 def test_look_at_a_resumed_epoch_loses_nothing(make: Make) -> None:
     whole, loader, after = epochs(make, 1)[0], make(Rank(0, 2)), make(Rank(0, 2))
     read(loader, 5)
@@ -285,25 +267,6 @@ def test_state_belongs_to_its_owner(make: Make) -> None:
     assert loader.state_dict() == original
 
 
-@in_process
-def test_state_leads_to_the_batch_that_failed(make: Make) -> None:
-    whole, loader, steps = epochs(make, 1)[0], make(Rank(0, 2)), []
-
-    def run() -> None:
-        for batch in loader:
-            steps.append(contents(batch))
-            if len(steps) == 3:
-                ERRORS.append(OSError("the server closed the connection"))
-
-    with pytest.raises(OSError, match="closed the connection"):
-        run()
-    after = make(Rank(0, 2))
-    after.load_state_dict(loader.state_dict())
-    assert steps + read(after) == whole
-    loader.set_epoch(0)
-    assert read(loader) == whole
-
-
 @can_be_copied
 @pytest.mark.parametrize("duplicate", [copy.deepcopy, lambda loader: pickle.loads(pickle.dumps(loader))])
 def test_copy_is_where_its_original_is(make: Make, duplicate: Any) -> None:
@@ -317,10 +280,9 @@ def test_copy_is_where_its_original_is(make: Make, duplicate: Any) -> None:
     assert first + [contents(batch) for batch in batches] == whole
 
 
-@every
-@pytest.mark.parametrize("rank", [Rank(1, 3), Rank(0, 1)], ids=["more ranks", "fewer ranks"])
-@pytest.mark.parametrize("n_read", [0, 1, 5, N_STEPS])
-@pytest.mark.parametrize("is_open", [True, False], ids=["same loop", "new loop"])
+@beyond_simulation
+@pytest.mark.parametrize(("rank", "is_open"), [(Rank(1, 3), True), (Rank(0, 1), False)])
+@pytest.mark.parametrize("n_read", [1, 5])
 def test_resharded_loader_reads_like_resumed_loader(make: Make, rank: Rank, n_read: int, is_open: bool) -> None:
     """reshard() is the same as saving and loading a state, in the same loop and in a new loop."""
     loader, after = make(Rank(0, 2)), make(rank)
@@ -343,7 +305,7 @@ def test_resharded_loader_reads_like_resumed_loader(make: Make, rank: Rank, n_re
     assert read(loader) == read(after)  # without set_epoch
 
 
-@every
+@beyond_simulation
 def test_ranks_that_change_twice_read_each_cell_once(make: Make) -> None:
     """Three ranks become two, and then four."""
     expected = Counter(row for rank in range(3) for batch in read(make(Rank(rank, 3))) for row in rows_in(batch))
@@ -394,7 +356,7 @@ def test_reshard_goes_back_before_earlier_change(make: Make) -> None:
     assert [contents(batch) for batch in batches] == read(after)
 
 
-@every
+@beyond_simulation
 def test_reshard_in_last_step_ends_loop(make: Make) -> None:
     """If the ranks change when the last step is done, no batches remain in the epoch."""
     loader, n_steps = make(Rank(0, 2)), len(epochs(make, 1)[0])
@@ -498,18 +460,17 @@ def test_end_of_an_open_pass_moves_no_epoch(make: Make) -> None:
 
 
 @every
-@pytest.mark.parametrize("world_size", [1, 2, 3])
-def test_cells_of_lists_read_cells(make: Make, world_size: int) -> None:
+def test_cells_of_lists_read_cells(make: Make) -> None:
     """cells_of() on every rank lists the cells of all ranks, before a resume, after it and in later steps.
 
     A mixture doesn't know the steps that a different number of ranks has done.
     """
-    before, steps = [make(Rank(rank, 2)) for rank in range(2)], []
+    world_size, before, steps = 3, [make(Rank(rank, 2)) for rank in range(2)], []
     steps += list(zip(*(read(loader, 5) for loader in before), strict=True))
     ranks = [make(Rank(rank, world_size)) for rank in range(world_size)]
     for loader in ranks:
         loader.load_state_dict(before[0].state_dict())
-    first = 5 if isinstance(ranks[0], MixedLoader) and world_size != 2 else 0
+    first = 5 if isinstance(ranks[0], MixedLoader) else 0
     frames = [loader.cells_of(slice(first, None), "donor", epoch=0) for loader in ranks]
     steps += list(zip(*map(read, ranks), strict=True))
     frames += [loader.cells_of(slice(first, None), "donor", epoch=0) for loader in ranks]
