@@ -164,6 +164,13 @@ def thorough(session: nox.Session) -> None:
 
 
 @nox.session(python=NEWEST, default=False)
+def planted(session: nox.Session) -> None:
+    """Plant all or the named faults, each of which simulated jobs must find within a minute."""
+    sync(session, "--all-extras", "--group=test")
+    session.run("python", "-m", "tests.simulated.planted", *session.posargs)
+
+
+@nox.session(python=NEWEST, default=False)
 def mutation(session: nox.Session) -> None:
     """Change the code in one place at a time, and list the changes that no test notices."""
     sync(session, "--all-extras", "--group=mutation")

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import cached_property
 from typing import TYPE_CHECKING, Any
 
@@ -173,6 +173,11 @@ class Job:
             rng.choice([5, 8, 13]),
             {source.name: rng.randint(1, 4) for source in sources},
         )
+
+    def of_another_collection(self) -> Job:
+        """The same job, with as many other cells."""
+        first, *others = self.sources
+        return replace(self, sources=(replace(first, disk=Disk.of("memory", first.n_obs, "other")), *others))
 
     def loader(self, rank: Rank, n_workers: int = 1, **changed: Any) -> Any:
         """The loader of a rank; `changed` are other arguments of its first sampler."""

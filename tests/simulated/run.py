@@ -48,9 +48,9 @@ _EVENTS: dict[str, tuple[int, Callable[[random.Random], dict[str, Any]]]] = {
     "ask": (2, lambda rng: {"by": rng.choice([0, 0, 0, -1, 1])}),
     "misuse": (
         1,
-        lambda rng: {"how": rng.choice(["seed", "remainder", "sharding", "epoch"]), "rank": rng.randrange(64)},
+        lambda rng: {"how": rng.choice(["seed", "remainder", "sharding", "mask", "epoch"]), "rank": rng.randrange(64)},
     ),
-    "refuse": (1, lambda _: {}),
+    "refuse": (1, lambda rng: {"how": rng.choice(["job", "collection"])}),
 }
 #: What happens to files, too.
 _DAMAGE: dict[str, tuple[int, Callable[[random.Random], dict[str, Any]]]] = {

@@ -432,8 +432,9 @@ class Simulation:
         if self.has_peeked or self.is_set_again or self._refusal():
             return
         place, log, steps = self.place, self.log, self.steps[self.n_taken :]
+        by = max(by, -place.epoch)
         if by:
-            place, log = self.timeline.start_of(place, max(0, place.epoch + by)), []
+            place, log = self.timeline.start_of(place, place.epoch + by), []
         elif len(log) != self.timeline.done(place) + self.n_taken:  # this job hasn't read the steps before
             return
         if by or self.iterators is None:
@@ -442,7 +443,7 @@ class Simulation:
         steps = steps if by else [*log, *steps][first:]
         self.tell(f"rank {self.ranks.n - 1} lists the cells of {len(steps)} steps of epoch {place.epoch}")
         listed = self.loaders[-1].cells_of(slice(first, None), epoch=place.epoch)
-        assert {*listed["step"]} == {*range(first, first + len(steps))}
+        assert {*listed["step"]} == {*range(first, first + len(steps))}, "other steps are listed"
         is_virtual = self.job.sources[0].virtual_ranks is not None
         for (step, own), taken in zip(listed.groupby("step"), steps, strict=True):
             due = [[row for _, batch in rows or () for unit in batch for row, _ in unit] for rows in taken]
@@ -462,28 +463,41 @@ class Simulation:
         if not is_between or self.ranks.n < 2 or self._refusal():
             return
         rank %= self.ranks.n
-        options = self.job.sources[0].options
+        first, epoch = self.job.sources[0], self.loaders[0].next_epoch
+        options = first.options
+        is_masked = first.unit == "row" and "mask" not in options
         changes: dict[str, dict[str, Any]] = {
             "seed": {"seed": options["seed"] + 1},
             "remainder": {"remainder": "exact" if options["remainder"] == "drop" else "drop"},
             "sharding": {"sharding": Shuffled(3) if options["sharding"] == "contiguous" else "contiguous"},
+            "mask": {"mask": slice(1, None)} if is_masked else {"seed": options["seed"] + 1},
             "epoch": {},
         }
         wrong = self.job.loader(Rank(rank, self.ranks.n), self.ranks.n_workers, **changes[how])
-        wrong.set_epoch(self.loaders[0].next_epoch + (how == "epoch"))
+        ahead = 1 if rank % 2 or not epoch else -1
+        wrong.set_epoch(epoch + ahead * (how == "epoch"))  # the rank has missed a call, or is one ahead
         loaders = [*self.loaders[:rank], wrong, *self.loaders[rank + 1 :]]
         said = one(agreement(loaders, listening={0, rank}))
         self.tell(f"rank {rank} has another {how}: {said}")
         assert said, f"no rank has noticed that rank {rank} has another {how}"
 
-    def refuse(self) -> None:
-        """Load the state of another job, which all ranks must refuse."""
+    def refuse(self, how: str) -> None:
+        """Load the state of another job, or with another collection, which all ranks must refuse."""
         self._settle()
+        if self.has_peeked or self._refusal():
+            return
+        before, is_within = self._states(), self.timeline.done(self._saved_place) and not self._saved_place.finished
+        if how == "collection":
+            if not self.job.is_mixture and is_within:
+                other = self.job.of_another_collection().loader(Rank(0, self.ranks.n), self.ranks.n_workers)
+                refused = error_of(other.load_state_dict, json.loads(before[0]))
+                self.tell(f"a state of another collection is refused: {refused}")
+                assert refused, "the state of another collection was loaded"
+            return
         seed = self.job.sources[0].options["seed"] + 1
         other = self.job.loader(Rank(0, self.ranks.n), self.ranks.n_workers, seed=seed)
-        if self.has_peeked or error_of(len, other):
+        if error_of(len, other):
             return
-        before = self._states()
         self._repair()
         with self.faults.paused():
             next(iter(other))
