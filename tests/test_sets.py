@@ -7,6 +7,7 @@ import json
 import pickle
 from collections import Counter
 from dataclasses import dataclass, replace
+from functools import cached_property
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 import anndata as ad
@@ -61,28 +62,28 @@ class Drawn:
         """The cells of each set of an epoch."""
         return cells_in(self.sets(), epoch)
 
-    @property
+    @cached_property
+    def used(self) -> dict[int, dict[str, str]]:
+        """The labels of the cells in use, by row."""
+        mask = self.arguments["mask"]
+        return {row: own for row, own in enumerate(self.obs.to_dict("records")) if mask is None or mask[row]}
+
+    @cached_property
     def groups(self) -> dict[tuple[str, str], list[int]]:
         """The treated cells in use, by line and drug, enumerated."""
         result: dict[tuple[str, str], list[int]] = {}
-        for row in self.used:
-            if self.obs["drug"].iloc[row] != "DMSO" or self.arguments["controls"] is None:
-                result.setdefault((self.obs["line"].iloc[row], self.obs["drug"].iloc[row]), []).append(row)
+        for row, own in self.used.items():
+            if own["drug"] != "DMSO" or self.arguments["controls"] is None:
+                result.setdefault((own["line"], own["drug"]), []).append(row)
         return result
-
-    @property
-    def used(self) -> list[int]:
-        mask = self.arguments["mask"]
-        return [row for row in range(len(self.obs)) if mask is None or mask[row]]
 
     def pool(self, cell: int) -> list[int]:
         """The controls of a cell, enumerated."""
-        columns = self.arguments["match"] or []
+        columns, labels = self.arguments["match"] or [], self.used[cell]
         return [
             row
-            for row in self.used
-            if self.obs["drug"].iloc[row] == "DMSO"
-            and self.obs[columns].iloc[row].tolist() == self.obs[columns].iloc[cell].tolist()
+            for row, own in self.used.items()
+            if own["drug"] == "DMSO" and all(own[column] == labels[column] for column in columns)
         ]
 
 
@@ -311,9 +312,8 @@ def sets_like_rows(n_sets: int, **options: Any) -> CellSets:
     return sets
 
 
-def expected(sets: CellSets, epoch: int, numbers: list[list[int]]) -> list[list[int]]:
+def expected(in_epoch: list[Cells], numbers: list[list[int]]) -> list[list[int]]:
     """The cells of the sets in each batch."""
-    in_epoch = cells_in(sets, epoch)
     return [[row for number in batch for row in in_epoch[number].rows.tolist()] for batch in numbers]
 
 
@@ -330,12 +330,13 @@ def test_batches_have_the_cells_of_sampled_sets(
         n_ranks, world_size = fitting[n_done % len(fitting)], fitting[world_size % len(fitting)]
     drawn, sets = replace(drawn, options=options, world_size=n_ranks), sets_like_rows(drawn.n_obs)
     plain = runnable(drawn, epoch)
+    in_epochs = {number: cells_in(sets, number) for number in (epoch, epoch + 1)}
     ours = [drawn.rank(rank, sets=sets) for rank in range(drawn.world_size)]
     for rows, cells in zip(plain, ours, strict=True):
         cells.set_epoch(epoch)
         assert cells.n_batches(sets.n_obs) == rows.n_batches(drawn.n_obs)
         numbers = batches(rows.sample(drawn.n_obs))
-        assert batches(cells.sample(sets.n_obs)) == expected(sets, epoch, numbers)
+        assert batches(cells.sample(sets.n_obs)) == expected(in_epochs[epoch], numbers)
     n_done = min(n_done, *(sampler.n_batches(drawn.n_obs) for sampler in plain))
     states = [sampler.state_dict(batches_done=n_done) for sampler in (plain[0], ours[0])]
     assert states[0]["segments"] == states[1]["segments"]
@@ -352,14 +353,14 @@ def test_batches_have_the_cells_of_sampled_sets(
         epoch = cells.next_epoch  # the next one, if this one is done
         numbers = batches(rows.sample(drawn.n_obs))
         first, requests = cells.batches_done, list(cells.sample(sets.n_obs))
-        assert batches(requests) == expected(sets, epoch, numbers)
+        assert batches(requests) == expected(in_epochs[epoch], numbers)
         # sets are numbered through the batch of a rank, also across virtual ranks
         marks: list[Any] = [split.tolist() for request in requests for split in request["set"]]  # type: ignore[typeddict-item]  # our key
         of_steps = cells.rows_of(sets.n_obs, slice(first, None), ranks=cells.rank).groupby("step")["set"]
         assert [own.tolist() for _, own in of_steps] == marks
         frames = [sampler.rows_of(n, slice(None)) for sampler, n in ((rows, drawn.n_obs), (cells, sets.n_obs))]
         of_batches = [[group["row"].tolist() for _, group in frame.groupby(["step", "rank"])] for frame in frames]
-        assert of_batches[1] == expected(sets, epoch, of_batches[0])
+        assert of_batches[1] == expected(in_epochs[epoch], of_batches[0])
 
 
 @given(jobs(kinds=("random", "sequential")), st.sampled_from(["keep", "pad"]))
@@ -367,14 +368,14 @@ def test_load_requests_describe_each_cell(drawn: Job, remainder: str) -> None:
     """A load request gives the set of each cell within its batch, and marks controls and repeated cells."""
     drawn = replace(drawn, options={**drawn.options, "mask": None, "seed": 0})
     sets = sets_like_rows(drawn.n_obs, remainder=remainder)
-    n_repeated = 0
+    in_epoch, n_repeated = cells_in(sets, 0), 0
     for plain in runnable(drawn):
         ours = drawn.rank(plain.rank, sets=sets)
         for of_rows, request in zip(plain.sample(drawn.n_obs), ours.sample(sets.n_obs), strict=True):
             is_pad = drawn.options["remainder"] == "pad"
             assert ("repeated" in request) == (is_pad or remainder == "pad")
             for number, (split, numbers) in enumerate(zip(of_rows["splits"], batches([of_rows]), strict=True)):
-                parts = [cells_in(sets, 0)[number] for number in numbers]
+                parts = [in_epoch[number] for number in numbers]
                 sizes = [len(part.rows) for part in parts]
                 key: Any = request
                 assert key["set"][number].tolist() == np.repeat(np.arange(len(parts)), sizes).tolist()
