@@ -6,6 +6,8 @@ import copy
 import json
 import pickle
 from collections import Counter
+from functools import partial
+from itertools import product
 from typing import TYPE_CHECKING, Any
 
 import anndata as ad
@@ -23,11 +25,12 @@ from tests.core.test_state import STATE as OTHER_STATE
 from tests.loaders import numbered
 from tests.meeting import agreement
 from tests.samplers import batches, job, repeats
+from tests.simulated.workers import InThread
 from tests.strategies import jobs
 from tests.workers import read_by_workers
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
+    from collections.abc import Callable, Iterator
 
     from annbatch_distributed.core.rows import Rows
     from annbatch_distributed.core.stream import Pass
@@ -177,15 +180,20 @@ def test_epoch_without_batches_is_finished_in_its_state() -> None:
     assert loaded.next_epoch == saved.next_epoch == 4
 
 
-@pytest.mark.parametrize("n_workers", [0, 2])
-@pytest.mark.parametrize("n_resumed", [1, 2, 3])
-def test_uneven_ranks_save_the_same_state(n_workers: int, n_resumed: int) -> None:
+def forked(loader: StatefulLoader) -> Any:
+    return loader.to_dataloader(num_workers=2, multiprocessing_context="fork", persistent_workers=False)
+
+
+@pytest.mark.parametrize(
+    ("make", "n_resumed"),
+    [*product([StatefulLoader.to_dataloader, partial(InThread, num_workers=2)], [1, 2, 3]), (forked, 1)],
+)
+def test_uneven_ranks_save_the_same_state(make: Callable[[StatefulLoader], Any], n_resumed: int) -> None:
     """Under ``keep``, all ranks save the same state after each step, and the epoch is finished on all ranks at once."""
 
     def ranks(world_size: int) -> list[Any]:
         loaders = [numbered(rank, 5) for rank in job(RandomSampler(1, 1, 1), world_size, seed=0, remainder="keep")]
-        options: dict[str, Any] = {"multiprocessing_context": "fork", "persistent_workers": False} if n_workers else {}
-        return [loader.to_dataloader(num_workers=n_workers, **options) for loader in loaders]
+        return list(map(make, loaders))
 
     assert list(map(len, ranks(2))) == [2, 3]
     for done in range(4):
