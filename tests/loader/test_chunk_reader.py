@@ -292,12 +292,12 @@ def test_store_written_again_in_larger_shards_raises(tmp_path: Path) -> None:
 @pytest.mark.parametrize("codec", CODECS)
 @pytest.mark.parametrize("n_chunks", [None, 5])
 def test_flipped_bit_raises_for_its_chunk(codec: str, n_chunks: int | None, tmp_path: Path) -> None:
-    """Each of 500 single flipped bits in chunks with checksums is noticed, also in part of a chunk."""
+    """Each of 200 single flipped bits in chunks with checksums is noticed, also in part of a chunk."""
     layout = Layout(codec=codec, n_chunks=n_chunks, has_checksums=True)
     own, rng = known(layout.write(tmp_path)), np.random.default_rng(0)
     values = layout.values()
     paths = sorted(path for path in (tmp_path / "c").rglob("*") if path.is_file())
-    for _ in range(500):
+    for _ in range(200):
         path = paths[rng.integers(len(paths))]
         content = bytearray(path.read_bytes())
         content[rng.integers(len(content))] ^= 1 << int(rng.integers(8))
