@@ -1,4 +1,4 @@
-"""Ranks from the variables of real launchers, torchrun and mpirun."""
+"""Ranks from the variables of mpirun, and from MPI itself; test_torchrun.py has those of torchrun."""
 
 from __future__ import annotations
 
@@ -7,28 +7,23 @@ import re
 import shutil
 from typing import TYPE_CHECKING
 
-import pytest
+import anndata as ad
+import numpy as np
 
+from tests.processes import configurations
 from tests.processes.job_environment import N_OBS
-from tests.processes.launch import MPIRUN, OPEN_MPI, python, run, torchrun
+from tests.processes.launch import MPIRUN, OPEN_MPI, python, run
 from tests.processes.results import read_results
+from tests.processes.rows import read
+from tests.samplers import flat
 
 if TYPE_CHECKING:
     from pathlib import Path
 
-JOB = "-m", "tests.processes.job_environment"
+    import pytest
 
 # variables of launchers, which have the rank of a process
 OF_LAUNCHERS = re.compile(r"(LOCAL_|GROUP_|ROLE_)?(RANK|WORLD_SIZE)|(TORCHELASTIC|OMPI|PMIX?|PRTE|SLURM)_.*")
-# mpirun of the tests' dependency, and of this machine if it is installed
-MPIRUNS = dict.fromkeys([MPIRUN, shutil.which("mpirun") or ""])
-
-
-@pytest.fixture(autouse=True)
-def _outside_of_any_job(monkeypatch: pytest.MonkeyPatch) -> None:
-    for name in os.environ:
-        if OF_LAUNCHERS.fullmatch(name):
-            monkeypatch.delenv(name)
 
 
 def check(folder: Path) -> None:
@@ -40,16 +35,26 @@ def check(folder: Path) -> None:
     assert second["rows"]
 
 
-IN_A_TASK = {"SLURM_JOB_ID": "3", "SLURM_STEP_ID": "0", "SLURM_PROCID": "0", "SLURM_NTASKS": "1"}
+def test_mpirun_processes_have_different_ranks(
+    collection: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Under mpirun, each process has its own rank, and the example sums every count once."""
+    for name in filter(OF_LAUNCHERS.fullmatch, [*os.environ]):
+        monkeypatch.delenv(name)
 
+    def start(mpirun: str, *script: object) -> str:
+        command = python("-m", "tests.processes.job_environment", tmp_path, *script)
+        (done,) = run([mpirun, "-n", "2", *command], environments=[OPEN_MPI])
+        check(tmp_path)
+        return done.stdout
 
-def test_torchrun_processes_have_different_ranks(tmp_path: Path) -> None:
-    """Under torchrun, each process has its own rank, also within a task of Slurm."""
-    run(torchrun(*JOB, tmp_path, ranks=2), environments=[IN_A_TASK])
-    check(tmp_path)
-
-
-@pytest.mark.parametrize("mpirun", [mpirun for mpirun in MPIRUNS if mpirun])
-def test_mpirun_processes_have_different_ranks(mpirun: str, tmp_path: Path) -> None:
-    run([mpirun, "-n", "2", *python(*JOB, tmp_path)], environments=[OPEN_MPI])
-    check(tmp_path)
+    # mpirun of this machine, if one is installed, and of the tests' dependency
+    if (own := shutil.which("mpirun") or MPIRUN) != MPIRUN:
+        start(own)
+    printed = start(MPIRUN, "examples/custom_ranks.py", "--ranks", "mpi", collection, tmp_path)
+    n_obs = configurations.N_OBS
+    assert f"2 ranks have read {n_obs} rows in 12 batches, as planned" in printed
+    assert sorted(flat(read(tmp_path, "train-0"))) == list(range(n_obs))
+    sums = [np.load(tmp_path / f"rank{rank}.npy") for rank in range(2)]
+    cells = ad.read_h5ad(collection.with_suffix(".h5ad")).X
+    assert np.array_equal(sum(sums), cells.toarray().sum(axis=0, dtype=float))

@@ -9,18 +9,25 @@ import numpy as np
 from tests.processes.configurations import DONORS, LABELS
 from tests.processes.launch import forked_ranks, run, torchrun
 from tests.processes.rows import check_reads_everything, read
+from tests.processes.test_environment import check
 from tests.samplers import flat
 
 if TYPE_CHECKING:
     from pathlib import Path
 
+IN_A_TASK = {"SLURM_JOB_ID": "3", "SLURM_STEP_ID": "0", "SLURM_PROCID": "0", "SLURM_NTASKS": "1"}
+
 
 def test_torchrun_example_validates_each_cell_once(collection: Path, tmp_path: Path) -> None:
-    """The example trains on some donors, and counts each cell of the held-out donors once."""
-    script = "-m", "tests.processes.logging_rows", tmp_path, "examples/torchrun_ddp.py"
-    options = "--collection", collection, "--label", "label", "--hold-out", "d1", "d4", "--epochs", 2
-    (done,) = run(torchrun(*script, *options, ranks=2))
+    """The example trains on some donors, and counts each cell of the held-out donors once.
 
+    Each process has its own rank, also within a task of Slurm.
+    """
+    script = "-m", "tests.processes.job_environment", tmp_path, "examples/torchrun_ddp.py"
+    options = "--collection", collection, "--label", "label", "--hold-out", "d1", "d4", "--epochs", 2
+    (done,) = run(torchrun(*script, *options, ranks=2), environments=[IN_A_TASK])
+
+    check(tmp_path)
     is_labeled, is_held_out = LABELS.codes >= 0, np.isin(DONORS, ["d1", "d4"])
     trained_on, held_out = (np.flatnonzero(is_labeled & of).tolist() for of in (~is_held_out, is_held_out))
     check_reads_everything(tmp_path, epochs=2, among=trained_on)
