@@ -28,7 +28,7 @@ from unittest import mock
 import psutil
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator, Mapping, Sequence
+    from collections.abc import Callable, Iterator, Mapping, Sequence
     from multiprocessing.context import ForkServerContext
 
 ROOT = Path(__file__).parents[2]
@@ -123,6 +123,7 @@ def run(
     *commands: Sequence[str] | Forked,
     environments: Sequence[Mapping[str, str]] = (),
     expect: int | Sequence[int] = 0,
+    meanwhile: Callable[[list[int]], object] = lambda _: None,
 ) -> list[subprocess.CompletedProcess[str]]:
     """Run commands in parallel, and return their results.
 
@@ -136,6 +137,8 @@ def run(
         Environment variables of each command, in addition to `ENVIRONMENT`.
     expect
         Exit code of all commands, or of each command. A different exit code is an error, and ends the other commands.
+    meanwhile
+        Function of the process ids of all commands, which is called again and again while the commands run.
     """
     codes = [expect] * len(commands) if isinstance(expect, int) else expect
     with ExitStack() as stack:
@@ -157,6 +160,7 @@ def run(
             while any(process.poll() is None for process in processes) and time.monotonic() < deadline:
                 if any(process.poll() not in {None, code} for process, code in zip(processes, codes, strict=True)):
                     deadline = min(deadline, time.monotonic() + 5)
+                meanwhile([process.pid for process in processes])
                 time.sleep(0.05)
             late = any(process.poll() is None for process in processes)
         finally:

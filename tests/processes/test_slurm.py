@@ -2,25 +2,24 @@
 
 from __future__ import annotations
 
+import os
 import shutil
 import signal
 import subprocess
-import time
-from concurrent.futures import ThreadPoolExecutor
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import numpy as np
-import psutil
 import pytest
 import torch
 import zarr
 from annbatch.samplers import RandomSampler
 
-from tests.processes.launch import ROOT, TORCHRUN, free_port, python, run, torchrun
+from tests.processes.launch import ROOT, forked, free_port, run, torchrun
 from tests.processes.rows import read_batches
 from tests.samplers import batches, job
 
 if TYPE_CHECKING:
+    from collections.abc import Callable
     from pathlib import Path
 
 
@@ -37,29 +36,29 @@ def test_signal_stops_ranks_after_same_step(cells: Path, tmp_path: Path) -> None
     codes = zarr.open_array(collection / "dataset_0/obs/cell_type/codes")
     codes[:] = np.where(is_labeled, codes[:], -1)
     logging = "-m", "tests.processes.logging_rows", tmp_path
-    command = [*logging, SCRIPT, collection, tmp_path / "checkpoint.pt"]
+    command = [*logging, SCRIPT, collection, tmp_path / "checkpoint.pt", "--epochs", 1000]
+
+    def send(number: signal.Signals) -> Callable[[list[int]], None]:
+        """Return a function that sends a signal to the last process after more steps than an epoch has."""
+        enough = n_steps(tmp_path) + 60
+        to_send = [number]
+
+        def when_due(pids: list[int]) -> None:
+            if to_send and n_steps(tmp_path) >= enough:
+                os.kill(pids[-1], to_send.pop())
+
+        return when_due
 
     # torchrun receives the signal, forwards it to its ranks, and always exits with 1
-    (stopped,) = run_and_signal(
-        torchrun(SIGNALS, *command, "--epochs", 1000, ranks=2),
-        rows=tmp_path,
-        which=TORCHRUN,
-        number=signal.SIGUSR1,
-        expect=1,
-    )
+    (stopped,) = run(torchrun(SIGNALS, *command, ranks=2), expect=1, meanwhile=send(signal.SIGUSR1))
     assert "stopped in epoch " in stopped.stdout
     after_torchrun = n_steps(tmp_path)
 
     # one rank receives the signal; each rank has the variables of srun
     slurm = [{"SLURM_PROCID": str(rank), "SLURM_NTASKS": "2", "SLURM_LOCALID": str(rank)} for rank in range(2)]
     torchs = {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(free_port())}
-    first, _ = run_and_signal(
-        *[python(*command, "--epochs", 1000)] * 2,
-        environments=[variables | torchs for variables in slurm],
-        rows=tmp_path,
-        which=SCRIPT,
-        number=signal.SIGTERM,
-    )
+    environments = [variables | torchs for variables in slurm]
+    first, _ = run(*[forked(*command)] * 2, environments=environments, meanwhile=send(signal.SIGTERM))
     assert "stopped in epoch " in first.stdout
     assert n_steps(tmp_path) > after_torchrun
 
@@ -78,22 +77,6 @@ def test_signal_stops_ranks_after_same_step(cells: Path, tmp_path: Path) -> None
         sampler.load_state_dict(saved)
         # after the last batch of an epoch, a new iteration is next
         assert sampler.n_batches(N_OBS) == (len(planned) - n_read or sampler.plan(N_OBS).n_batches(rank))
-
-
-def run_and_signal(
-    *commands: list[str], rows: Path, which: str, number: signal.Signals, **options: Any
-) -> list[subprocess.CompletedProcess[str]]:
-    """Run commands, and send a signal to one of their processes after some more steps."""
-    with ThreadPoolExecutor(1) as threads:
-        jobs = threads.submit(run, *commands, **options)
-        enough = n_steps(rows) + 60  # more than an epoch
-        while n_steps(rows) < enough and not jobs.done():
-            time.sleep(0.02)
-        processes = psutil.process_iter(["cmdline"])
-        mine = [one for one in processes if which in (words := one.info["cmdline"] or []) and str(rows) in words]
-        if mine:
-            mine[-1].send_signal(number)
-        return jobs.result()
 
 
 def n_steps(folder: Path) -> int:
