@@ -19,40 +19,27 @@ import numpy as np
 import pandas as pd
 import psutil
 import pytest
+import torch.distributed as dist
 import typer
 import zarr
 from annbatch import DatasetCollection
 from rich.console import Console
+from torch._C._distributed_c10d import HashStore
 from typer.testing import CliRunner
 
 from demo.__main__ import demo
-from demo.cells import check_collection, check_h5ad, write_collection
+from demo.cells import PBMC_CELLS, PBMC_LABEL, check_collection, check_h5ad, pbmc, write_collection
 from demo.job import Job
-from demo.report import report
+from demo.report import report, report_resume
+from demo.train import run
 from tests.processes.configurations import CLASSES
-from tests.processes.launch import EARLY, ROOT, python, run
+from tests.processes.launch import EARLY, ENVIRONMENT, ROOT, python
 
 if TYPE_CHECKING:
     from collections.abc import Callable
     from pathlib import Path
 
     from typer.testing import Result
-
-
-def test_demo_passes_all_its_checks() -> None:
-    """The demo learns cell types on two ranks, and all of its checks hold."""
-    (done,) = run(python("-m", "demo", "--epochs", 2))
-
-    assert "700 cells: 560 to train on, 140 held out; 2 Gloo ranks" in done.stdout
-    assert done.stdout.count("✓") == 6
-    assert "✗" not in done.stdout
-    assert re.search(r"steps 0 to \d+ on 2 ranks, \d+ to 14 on 3 ranks", done.stdout)
-    assert "each of the 560 training cells of that epoch was read once" in done.stdout
-    assert "560 of 560 training rows were read" in done.stdout
-    accuracies = [float(percent) for percent in re.findall(r"([\d.]+)%", done.stdout)]
-    assert len(accuracies) == 2
-    assert accuracies[-1] > 60  # the most frequent of the ten labels makes up 34%
-    assert not re.search("Warning|Traceback", done.stderr)
 
 
 def wait_for(condition: Callable[[], object]) -> bool:
@@ -81,14 +68,12 @@ def ports(processes: list[psutil.Process]) -> list[str]:
     ]
 
 
-@pytest.mark.parametrize(("end", "ranks"), [(signal.SIGKILL, 2), (signal.SIGTERM, 1)])
-def test_demo_leaves_no_process_or_file(end: signal.Signals, ranks: int, tmp_path: Path) -> None:
-    """However the demo ends, it leaves nothing behind, and it listens on 127.0.0.1 only."""
-    folder = tmp_path / "temporary"
-    folder.mkdir()
+def start(folder: Path, ranks: int) -> psutil.Popen:
+    """Start a demo that doesn't end by itself, with its temporary files in a folder."""
     environment = {name: value for name, value in os.environ.items() if name != "GLOO_SOCKET_IFNAME"}
-    with (tmp_path / "output.txt").open("wb") as output:
-        job = psutil.Popen(
+    folder.mkdir()
+    with folder.with_suffix(".txt").open("wb") as output:
+        return psutil.Popen(
             python("-m", "demo", "--cells", 30_000, "--epochs", 1_000, "--ranks", ranks),
             cwd=ROOT,
             env=environment | {"TMPDIR": str(folder)},
@@ -96,35 +81,70 @@ def test_demo_leaves_no_process_or_file(end: signal.Signals, ranks: int, tmp_pat
             stdout=output,
             stderr=subprocess.STDOUT,
         )
-    started = [job]
+
+
+def test_demo_leaves_no_process_or_file(tmp_path: Path) -> None:
+    """However the demo ends, it leaves nothing behind, and it listens on 127.0.0.1 only."""
+    ends = {signal.SIGKILL: 2, signal.SIGTERM: 1}
+    demos = {end: start(tmp_path / end.name, ranks) for end, ranks in ends.items()}
+    started = [*demos.values()]
     try:
-        # rank 0 writes the cells, and the others wait for it
-        assert wait_for(lambda: any(folder.glob("annbatch-distributed-*/collection.zarr")))
-        started += job.children(recursive=True)
-        assert len(started) > ranks
-        assert set(ports(started)) == {"127.0.0.1"}
-        job.send_signal(end)
-        assert job.wait(EARLY) != 0
-        assert wait_for(lambda: not any(map(runs, started)))
-        # torch keeps a cache for all processes of a user
-        assert wait_for(lambda: {left.name.partition("_")[0] for left in folder.iterdir()} <= {"torchinductor"})
+        for end, demo in demos.items():
+            folder = tmp_path / end.name
+            # rank 0 writes the cells, and the others wait for it
+            assert wait_for(lambda: any(folder.glob("annbatch-distributed-*/collection.zarr")))  # noqa: B023 called now
+            own = [demo, *demo.children(recursive=True)]
+            started += own
+            assert len(own) > ends[end]
+            assert set(ports(own)) == {"127.0.0.1"}
+            demo.send_signal(end)
+            assert demo.wait(EARLY) != 0
+            assert wait_for(lambda: not any(map(runs, own)))  # noqa: B023 called now
+            # torch keeps a cache for all processes of a user
+            left = {"torchinductor"}
+            assert wait_for(lambda: {path.name.partition("_")[0] for path in folder.iterdir()} <= left)  # noqa: B023 called now
     finally:
         for process in filter(runs, started):
             process.kill()
-        job.wait()
+        for demo in demos.values():
+            demo.wait()
 
 
-def test_demo_runs_on_collection_and_virtual_ranks(collection: Path) -> None:
-    """The demo trains on virtual ranks, and on a collection that it doesn't change."""
-    before = {path: path.stat().st_mtime_ns for path in collection.rglob("*")}
-    options = ["--collection", collection, "--label", "cell_type", "--ranks", 1, "--virtual-ranks", 4, "--epochs", 1]
-    (done,) = run(python("-m", "demo", *options))
+def train(job: Job, ranks: int) -> bool:
+    """Train on one rank, in this process."""
+    assert ranks == 1
+    with mock.patch.dict(os.environ, ENVIRONMENT):
+        dist.init_process_group("gloo", store=HashStore(), rank=0, world_size=1)
+    try:
+        run(job)
+    finally:
+        dist.destroy_process_group()
+    return True
 
-    assert "1 Gloo rank with 4 virtual ranks" in done.stdout
+
+def test_demo_learns_on_collection_and_virtual_ranks(tmp_path: Path) -> None:
+    """The demo learns cell types on virtual ranks, from a collection that it doesn't change."""
+    cells = tmp_path / "cells.zarr"
+    write_collection(Job(str(cells), str(pbmc()), PBMC_CELLS, PBMC_LABEL, epochs=2, results=""))
+    before = {path: path.stat().st_mtime_ns for path in cells.rglob("*")}
+    done = ask("--collection", str(cells), "--ranks", "1", "--virtual-ranks", "4", "--epochs", "2", torchrun=train)
+
+    assert done.exit_code == 0
+    assert done.stdout.startswith("700 cells: 560 to train on, 140 held out; 1 Gloo rank with 4 virtual ranks\n")
     assert done.stdout.count("✓") == 5
     assert "cells/s" in done.stdout
+    accuracies = [float(percent) for percent in re.findall(r"([\d.]+)%", done.stdout)]
+    assert len(accuracies) == 2
+    assert accuracies[-1] > 60  # the most frequent of the ten labels makes up 34%
     assert not re.search("Warning|Traceback", done.stderr)
-    assert before == {path: path.stat().st_mtime_ns for path in collection.rglob("*")}
+    assert before == {path: path.stat().st_mtime_ns for path in cells.rglob("*")}
+
+
+def test_demo_ends_without_report_if_training_fails() -> None:
+    """The demo says what it trains on, and exits with code 1 if torchrun fails."""
+    done = ask("--epochs", "2")
+    assert done.stdout == "700 cells: 560 to train on, 140 held out; 2 Gloo ranks\n"
+    assert done.exit_code == 1
 
 
 def test_demo_simulates_sparse_labeled_cells(tmp_path: Path) -> None:
@@ -185,11 +205,11 @@ def unusable(collection: Path, tmp_path_factory: pytest.TempPathFactory) -> dict
     return {"folder": folder, "damaged": folder / "damaged.zarr", "collection": collection}
 
 
-def ask(*options: str) -> Result:
-    """Run the demo with options in this process, up to the start of other processes."""
+def ask(*options: str, torchrun: Callable[..., bool] = lambda *_, **__: False) -> Result:
+    """Run the demo with options in this process, and a function in the place of torchrun."""
     app = typer.Typer(add_completion=False)
     app.command()(demo)
-    with mock.patch("demo.__main__._torchrun", return_value=False):
+    with mock.patch("demo.__main__._torchrun", torchrun):
         return CliRunner().invoke(app, options)
 
 
@@ -254,3 +274,22 @@ def test_demo_report_finds_wrong_rows(
 
     failed = [line for line in shown.getvalue().splitlines() if line.startswith("✗")]
     assert all(text in line for text, line in zip(wrong, failed, strict=True))
+
+
+@pytest.mark.parametrize("holds", [True, False])
+def test_demo_reports_steps_before_and_after_kill(*, holds: bool, tmp_path: Path) -> None:
+    """Steps after the checkpoint count for the ranks that resumed, and each row must have been read once."""
+    # of 10 training rows, two ranks read 4 in step 0; they also ran step 1, which three ranks ran again
+    for rank in range(3):
+        steps = [{"step": 0, "rows": [2 * rank, 2 * rank + 1]}, {"step": 1, "rows": [4 + rank]}]
+        if rank < 2:
+            (tmp_path / f"2ranks-{rank}.jsonl").write_text("\n".join(map(json.dumps, steps)))
+        own = [{"step": 1, "rows": [4 + rank]}, {"step": 2, "rows": [7 + rank - (rank == 2 and not holds)]}]
+        (tmp_path / f"3ranks-{rank}.jsonl").write_text("\n".join(map(json.dumps, own)))
+    shown = StringIO()
+    job = Job(collection="", h5ad=None, n_obs=13, label="", epochs=1, results=str(tmp_path))
+    assert report_resume(job, Console(file=shown, width=100)) is holds
+    assert shown.getvalue() == (
+        "  steps 0 to 0 on 2 ranks, 1 to 2 on 3 ranks\n"
+        f"{'✓' if holds else '✗'} each of the 10 training cells of that epoch was read once\n"
+    )
