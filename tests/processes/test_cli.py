@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import signal
 import subprocess
-import sys
 import time
 from contextlib import suppress
 from typing import TYPE_CHECKING
@@ -77,17 +76,21 @@ def wait_for_end(parent: psutil.Popen, number: signal.Signals) -> tuple[int, str
             parent.kill()
 
 
-@pytest.mark.usefixtures("interruptible")
-def test_control_c_ends_all_ranks(collection: Path) -> None:
-    command = python("-m", "annbatch_distributed", "check", collection, "--epochs=300", "--json", *SMALL)
-    parent = psutil.Popen(
-        command, cwd=ROOT, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, start_new_session=True
+def start(*command: object) -> psutil.Popen:
+    """Start a command that starts two ranks."""
+    return psutil.Popen(
+        python(*command), cwd=ROOT, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, start_new_session=True
     )
-    assert wait_for_end(parent, signal.SIGINT) == (130, "", "")
 
 
-def test_ranks_end_with_a_parent_that_is_killed(tmp_path: Path) -> None:
+@pytest.mark.usefixtures("interruptible")
+def test_no_rank_outlives_its_parent(collection: Path, tmp_path: Path) -> None:
+    """Ctrl-C ends the command and its ranks without output, and ranks end with a parent that is killed."""
     script = tmp_path / "waiting.py"
     script.write_text(f"import sys; sys.path.insert(0, {str(ROOT)!r})\n{WAITING}")
-    parent = psutil.Popen([sys.executable, str(script)], stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
-    assert wait_for_end(parent, signal.SIGKILL)[0] == -9
+    interrupted = start("-m", "annbatch_distributed", "check", collection, "--epochs=300", "--json", *SMALL)
+    killed = start(script)
+    try:
+        assert wait_for_end(interrupted, signal.SIGINT) == (130, "", "")
+    finally:
+        assert wait_for_end(killed, signal.SIGKILL)[0] == -9
