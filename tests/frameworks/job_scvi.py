@@ -1,11 +1,10 @@
 """One of two ranks that train models of scvi-tools, and write the rows of their batches.
 
-``-m tests.frameworks.job_scvi whole|resumed COLLECTION RESULTS``
+``-m tests.frameworks.job_scvi COLLECTION RESULTS``
 """
 
 from __future__ import annotations
 
-import json
 import os
 import sys
 import time
@@ -25,6 +24,7 @@ from scvi.dataloaders import AnnbatchDataModule
 
 from annbatch_distributed import Rank
 from annbatch_distributed.integrations.scvi import distribute, embed
+from tests.processes.results import write_result
 
 SIZES = {"chunk_size": 8, "preload_nchunks": 4}
 BATCH_SIZE, EPOCHS = 8, 3
@@ -125,11 +125,16 @@ def failing(own: AnnbatchDataModule, results: Path) -> list[str]:
     return errors
 
 
-def whole(collection: Path, results: Path) -> dict[str, Any]:
-    """Train without an interruption, and embed."""
-    own = distribute(cells(collection))
+def main(collection: Path, results: Path) -> dict[str, Any]:
+    """Train, resume in the middle of an epoch, and embed."""
     result: dict[str, Any] = {}
-    result["SCVI"] = train(new(scvi.model.SCVI, own), own, checkpoint=results / "middle.ckpt", after=22)
+    checkpoint = results / "middle.ckpt"
+    for name, options in {
+        "SCVI": {"checkpoint": checkpoint, "after": 22},
+        "resumed": {"ckpt_path": checkpoint},
+    }.items():
+        own = distribute(cells(collection))
+        result[name] = train(new(scvi.model.SCVI, own), own, **options)
     labeled = distribute(cells(collection, model_name="SCANVI"), remainder="exact", prefetch=1)
     result["SCANVI"] = train(new(scvi.model.SCANVI, labeled, datamodule=labeled), labeled, epochs=1)
     sampled = distribute(cells(collection, class_sampler_key="cell_type"))
@@ -176,16 +181,9 @@ def whole(collection: Path, results: Path) -> dict[str, Any]:
     return result
 
 
-def resumed(collection: Path, results: Path) -> dict[str, Any]:
-    """Resume in the middle of an epoch."""
-    own = distribute(cells(collection))
-    return {"SCVI": train(new(scvi.model.SCVI, own), own, ckpt_path=results / "middle.ckpt")}
-
-
 if __name__ == "__main__":
-    task, collection, results = sys.argv[1], Path(sys.argv[2]), Path(sys.argv[3])
+    collection, results = map(Path, sys.argv[1:])
     torch.use_deterministic_algorithms(mode=True)
     TRAINER["log_save_dir"] = str(results)
     zarr.config.set({"codec_pipeline.path": "zarrs.ZarrsCodecPipeline"})
-    result = {"whole": whole, "resumed": resumed}[task](collection, results)
-    (results / f"{task}-rank{RANK}.json").write_text(json.dumps(result))
+    write_result(results, RANK, main(collection, results))
