@@ -62,14 +62,20 @@ if __name__ == "__main__":
 N_BATCHES = 39  # of each rank in an epoch: 19 steps of two batches and one step of one
 
 
-def test_trainer_resumes_as_if_uninterrupted(cells: Path, tmp_path: Path) -> None:
-    """A job resumes from a checkpoint as if it had not been interrupted."""
-    whole, rest = tmp_path / "whole", tmp_path / "rest"
-    for folder, checkpoint in ((whole, []), (rest, [whole / "checkpoint-25"])):
-        folder.mkdir()
-        job = "-m", "tests.frameworks.job_transformers", SCRIPT, cells, folder
-        run(*forked_ranks(*job, *checkpoint, ranks=2))
+@pytest.fixture(scope="module")
+def job(cells: Path, tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, dict[str, str]]:
+    """Folder of a job of two ranks that trains, resumes and evaluates, and output of one rank and of two."""
+    folder = tmp_path_factory.mktemp("transformers")
+    evaluate = folder / "evaluate.py"
+    evaluate.write_text(SCRIPT.read_text().partition("if __name__")[0] + EVALUATION)
+    on_two = forked_ranks("-m", "tests.frameworks.job_transformers", SCRIPT, evaluate, cells, folder, ranks=2)
+    first, _, alone = run(*on_two, *forked_ranks(evaluate, ranks=1))
+    return folder, {"1 rank": alone.stdout, "2 ranks": first.stdout}
 
+
+def test_trainer_resumes_as_if_uninterrupted(job: tuple[Path, dict[str, str]]) -> None:
+    """A job resumes from a checkpoint as if it had not been interrupted."""
+    whole, rest = job[0] / "whole", job[0] / "rest"
     for epoch in range(3):
         one, other = (flat(batches) for batches in read_batches(whole, f"train-{epoch}"))
         assert len({*one, *other}) == len(one) + len(other) == 2 * N_BATCHES * 256
@@ -79,12 +85,10 @@ def test_trainer_resumes_as_if_uninterrupted(cells: Path, tmp_path: Path) -> Non
     assert not list(rest.glob("train-0-*"))
 
 
-@pytest.mark.parametrize("ranks", [1, 2])
-def test_evaluation_counts_each_cell_once(ranks: int, tmp_path: Path) -> None:
+@pytest.mark.parametrize("ranks", ["1 rank", "2 ranks"])
+def test_evaluation_counts_each_cell_once(ranks: str, job: tuple[Path, dict[str, str]]) -> None:
     """The documented trainer counts each cell once; the stock trainer raises unless all batches are full."""
-    (tmp_path / "evaluate.py").write_text(SCRIPT.read_text().partition("if __name__")[0] + EVALUATION)
-    first, *_ = run(*forked_ranks(tmp_path / "evaluate.py", ranks=ranks))
-    losses = json.loads(first.stdout.splitlines()[-1])
+    losses = json.loads(job[1][ranks].splitlines()[-1])
     assert losses["page"] == pytest.approx(50)
     # of 101 cells in batches of 16, one rank drops 5 and two drop 5: cells 0 to 95
     assert losses["drop"] == pytest.approx(47.5)
