@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import signal
+from itertools import islice
 from typing import TYPE_CHECKING, Any
 
 import anndata as ad
@@ -182,8 +183,7 @@ def test_checkpoint_within_step_leads_to_its_batch(
         assert before + rest.read == whole
 
 
-@pytest.mark.parametrize("at", [(1, 3), (0, N - 1)])
-@pytest.mark.parametrize("make", KINDS)
+@pytest.mark.parametrize(("make", "at"), [(by_nothing, (1, 3)), *((make, (0, N - 1)) for make in KINDS)])
 def test_checkpoint_after_step_leads_to_next_batch(
     make: Callable[[Trainer], Any], at: tuple[int, int], tmp_path: Path
 ) -> None:
@@ -233,8 +233,10 @@ OPTIONS: list[tuple[dict[str, Any], list[int]]] = [
 ]
 
 
-@pytest.mark.parametrize("make", [by_trainer, by_mixture, by_aligned])
-@pytest.mark.parametrize(("options", "n_batches"), OPTIONS, ids=str)
+@pytest.mark.parametrize(
+    ("make", "options", "n_batches"),
+    [(make, *options) for make, options in zip(2 * [by_trainer, by_mixture, by_aligned], OPTIONS, strict=True)],
+)
 def test_options_cut_epochs_short_and_change_nothing_else(
     options: dict[str, Any], n_batches: list[int], make: Callable[[Trainer], Any], tmp_path: Path
 ) -> None:
@@ -336,13 +338,37 @@ class Cells(LightningDataModule):
 
     def __init__(self, **options: Any) -> None:
         super().__init__()
-        self.options = options
+        self.options = {"dist_info": Rank(0, 1)} | options
 
     def setup(self, stage: str) -> None:
-        self.loader = loader_of(Rank(0, 1), **self.options)
+        self.loader = loader_of(**self.options)
 
     def train_dataloader(self) -> StatefulLoader:
         return self.loader
+
+
+class Saving(Cells):
+    """A data module that saves the state of its loader, as in the example."""
+
+    def state_dict(self) -> dict[str, Any]:
+        return self.loader.state_dict()
+
+    def load_state_dict(self, state_dict: dict[str, Any]) -> None:
+        self.loader.load_state_dict(state_dict)
+
+
+@pytest.mark.parametrize(("before", "after"), [(2, 1), (1, 2)])
+def test_data_module_resumes_on_other_devices(before: int, after: int, tmp_path: Path) -> None:
+    """A data module that saves its loader's state resumes on more or fewer devices, and completes the epoch."""
+    always = {"reload_dataloaders_every_n_epochs": 1}
+    first, rest = Module(at=(1, 1), after=save_to(tmp_path)), Module()
+    trainer_of(tmp_path, **always).fit(first, Saving(dist_info=Rank(0, before)))
+    trainer_of(tmp_path, **always).fit(rest, Saving(dist_info=Rank(0, after)), ckpt_path=tmp_path / "within.ckpt")
+    stopped, resumed = (loader_of(Rank(0, n)) for n in (before, after))
+    stopped.set_epoch(1)
+    assert len([*islice(stopped, 2)]) == 2
+    resumed.load_state_dict(stopped.state_dict())
+    assert epochs_of(rest) == [[], *([rows_in(batch) for batch in resumed] for _ in range(2))]
 
 
 class Restarting(Module):
