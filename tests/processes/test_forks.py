@@ -29,7 +29,7 @@ def test_forked_process_reads_or_raises_if_zarrs_was_in_use(collection: Path) ->
         assert "zarr.core.codec_pipeline.BatchedCodecPipeline" in results[name]
 
 
-#: A script that its workers would run again, with a loader that is larger than the buffer of a pipe.
+#: A script that its worker would run again, with a loader that is larger than the buffer of a pipe.
 WITHOUT_A_GUARD = """
 import anndata as ad
 import numpy as np
@@ -39,17 +39,17 @@ from annbatch_distributed import DistributedSampler, Rank, StatefulLoader
 sampler = DistributedSampler(SequentialSampler(64, 1, 64), dist_info=Rank(0, 1))
 loader = StatefulLoader(batch_sampler=sampler, preload_to_gpu=False)
 loader.add_adata(ad.AnnData(np.zeros((100_000, 5), dtype="float32")))
-for batch in loader.to_dataloader(num_workers=2):
+for batch in loader.to_dataloader(num_workers=1):
     pass
 """
 
 
 def test_unguarded_script_raises_when_workers_die(tmp_path: Path) -> None:
     """A script without a __main__ guard raises when its workers have died."""
-    (tmp_path / "train.py").write_text(WITHOUT_A_GUARD)
-    (done,) = run(python(tmp_path / "train.py"), expect=1)
-    assert "train.py has no guard" in done.stderr.splitlines()[-1]
-    # a script that only seems to have a guard: its workers die
-    (tmp_path / "train.py").write_text(WITHOUT_A_GUARD + "\n# __name__\n")
-    (done,) = run(python(tmp_path / "train.py"), expect=1)
-    assert "exited unexpectedly" in done.stderr.splitlines()[-1]
+    # the second script only seems to have a guard: its workers die
+    scripts = {"train.py": WITHOUT_A_GUARD, "commented.py": f"{WITHOUT_A_GUARD}\n# __name__\n"}
+    for name, text in scripts.items():
+        (tmp_path / name).write_text(text)
+    without, commented = run(*(python(tmp_path / name) for name in scripts), expect=1)
+    assert "train.py has no guard" in without.stderr.splitlines()[-1]
+    assert "exited unexpectedly" in commented.stderr.splitlines()[-1]
