@@ -10,27 +10,32 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 
-from annbatch_distributed import Rank
+from annbatch_distributed import Rank, StatefulLoader
 from tests.loader import test_interface as kinds
 from tests.loader.test_interface import N_STEPS, Make, contents, read
 from tests.meeting import agreement
-from tests.simulated.workers import InThread
 
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-_failing = kinds._failing
+#: Errors that the next reads of load requests raise.
+ERRORS: list[BaseException] = []
 
 
-def workers_in_thread(rank: Rank) -> InThread:
-    return InThread(kinds.source(rank), num_workers=2)
+@pytest.fixture(autouse=True)
+def _failing(monkeypatch: pytest.MonkeyPatch) -> None:
+    read_request = StatefulLoader._read_request
+
+    def read(self: StatefulLoader, request: Any) -> Any:
+        if ERRORS:
+            raise ERRORS.pop()
+        yield from read_request(self, request)
+
+    monkeypatch.setattr(StatefulLoader, "_read_request", read)
 
 
-#: Loaders of sets have no clock of their own. Processes start slowly, so most tests have their workers in this thread.
-KINDS = [
-    *(make for make in kinds.MAKERS if "sets" not in make.__name__ and make is not kinds.workers),
-    workers_in_thread,
-]
+#: Loaders of sets have no clock of their own.
+KINDS = [make for make in kinds.MAKERS if "sets" not in make.__name__]
 every = pytest.mark.parametrize("make", KINDS, ids=lambda make: make.__name__)
 
 #: The epoch of the place, and the number of batches that are done or taken there.
@@ -78,8 +83,8 @@ def failed(make: Make) -> Any:
     loader = set_before(make)
     with pytest.raises(OSError, match="the disk"):  # noqa: PT012 the error comes at any batch
         for _ in loader:
-            kinds.ERRORS[:] = [OSError("the disk is gone")]
-    kinds.ERRORS.clear()
+            ERRORS[:] = [OSError("the disk is gone")]
+    ERRORS.clear()
     return loader
 
 
@@ -143,8 +148,8 @@ CALLS = [None, EPOCH, EPOCH + 1, EPOCH - 1]
     ("make", "happened"),
     [
         pytest.param(make, happened, id=f"{make.__name__}-{happened.__name__}")
-        for make in (*KINDS, kinds.workers)
-        for happened in ((begun, loaded, resumed_and_ended) if make is kinds.workers else TABLE)
+        for make in (*KINDS, kinds.forked)
+        for happened in ((begun, loaded, resumed_and_ended) if make is kinds.forked else TABLE)
     ],
 )
 def test_next_iteration_begins_where_the_table_says(make: Make, happened: Callable[[Make], Any]) -> None:
