@@ -152,7 +152,7 @@ class Job:
         if seed % MANY == MANY - 1:
             kind, disk, world_sizes = "loader", "fast", [1000, rng.randint(2, 999), 999]
         elif disk == "fast":
-            kind, most = "loader", one_of(rng, {16: 3, 64: 1})
+            kind, most = "loader", one_of(rng, {16: 9, 64: 1})
             world_sizes = [most, rng.randint(2, most), most - 1]
         virtual: dict[str, Any] = {}
         if disk != "fast" and rng.random() < 0.25:

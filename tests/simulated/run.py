@@ -18,7 +18,7 @@ if TYPE_CHECKING:
 type Event = tuple[str, dict[str, Any]]
 
 #: What ranks do before the loop in which they resume.
-_THEN = "", "", "look", "set the epoch", "look and set the epoch"
+_THEN = "", "", "look", "set the epoch", "look and set the epoch", "set an earlier epoch"
 #: What happens, how often it does, and how its arguments are drawn.
 _EVENTS: dict[str, tuple[int, Callable[[random.Random], dict[str, Any]]]] = {
     "take": (10, lambda rng: {"n_steps": rng.choice([1, 2, 3, ALL]), "stays_within": rng.random() < 0.4}),
@@ -37,6 +37,7 @@ _EVENTS: dict[str, tuple[int, Callable[[random.Random], dict[str, Any]]]] = {
         lambda rng: {
             "which": rng.randrange(3),
             "first": rng.randrange(4),
+            "times": rng.choice([1, 1, 2]),
             "stays_open": rng.random() < 0.6,
             "then": rng.choice(_THEN),
         },

@@ -305,10 +305,10 @@ class Simulation:
         if "look" in then:
             self.peek(ALL)
         if "set" in then:
-            self.set_epoch(0, drains=False)
+            self.set_epoch(-1 if "earlier" in then else 0, drains=False)
 
-    def reshard(self, which: int, first: int, *, stays_open: bool, then: str) -> None:
-        """Continue on another number of ranks: some survive, others die or join."""
+    def reshard(self, which: int, first: int, times: int, *, stays_open: bool, then: str) -> None:
+        """Continue on another number of ranks, maybe twice in a row: some survive, others die or join."""
         if not self._has_common_state:
             return
         before, place, log, loops = self.ranks, self._saved_place, self._saved_log, self.iterators
@@ -332,14 +332,19 @@ class Simulation:
         self._go_to(self.timeline.loaded(place, before, ranks), log, is_loaded=True)
         one(self._states())
         if loops is None or not stays_open:
-            self._prepare_loop(then)
+            if times == 1:
+                self._prepare_loop(then)
+            else:
+                self.reshard(which + 1, first, times - 1, stays_open=False, then=then)
             return
         own_loops = [loops[survivor] for survivor in survivors]
         if self.place.finished:
             assert [next(loop, None) for loop in own_loops] == [None] * len(own_loops)
             return
         self._open([*own_loops, *map(iter, joiners)])
-        if not self.steps:
+        if times > 1:
+            self.reshard(which + 1, first, times - 1, stays_open=True, then=then)
+        elif not self.steps:
             self._end()
 
     # What happens: reads

@@ -12,8 +12,8 @@ from tests.simulated.planted import FAULTS, ROOT
 from tests.simulated.run import outcomes
 
 #: Jobs that one test runs.
-N_EACH = 50
-#: 1,000 jobs by default.
+N_EACH = 25
+#: 500 jobs by default.
 N_JOBS = N_EACH * settings().max_examples
 
 
