@@ -218,7 +218,7 @@ class Job:
 def _source(rng: random.Random, name: str, kind: str, disk: str, most: int, virtual: dict[str, Any]) -> Source:
     """Draw a source with a few batches for each of `most` ranks."""
     batch_size = rng.choice([1, 2, 3, 4, 8]) if most < 64 else rng.choice([1, 2])
-    n_obs = batch_size * most * rng.randint(1, 4 if most < 16 else 2) + rng.randrange(batch_size * most) + 6
+    n_obs = batch_size * most * rng.randint(1, 7 if most < 16 else 2) + rng.randrange(batch_size * most) + 6
     numbers = np.random.default_rng(rng.randrange(2**32))
     policies = {"exact": 5, "drop": 3, "pad": 3} | ({} if kind.startswith("mixture") else {"keep": 2})
     options: dict[str, Any] = {"remainder": one_of(rng, policies), "seed": rng.randrange(4)} | virtual

@@ -120,7 +120,8 @@ class Simulation:
             raise Died(f"{self.ranks.n} ranks can't run: {refused}")
         self.steps, self.iterators = self.timeline.steps(self.place, self.ranks), iterators
         self.n_taken = self.n_done = 0
-        self.is_within = False
+        # a rank that has resumed alone would begin where it has resumed, if all left their loops
+        self.is_within = self.are_apart = False
 
     def take(self, n_steps: int, *, stays_within: bool = False) -> None:
         """Take some steps on all ranks; the last of them may not be done at the end."""
@@ -164,7 +165,7 @@ class Simulation:
                 self.tell(f"rank {rank} reads again after {type(error).__name__}: {error}")
                 loader = self.loaders[rank]
                 loader.load_state_dict(loader.state_dict())
-                self.iterators[rank] = iter(loader)
+                self.iterators[rank], self.are_apart = iter(loader), True
         else:
             raise Died(f"rank {rank} can't read")
         taken = None if batch is None else self._taken(batch)
@@ -373,7 +374,7 @@ class Simulation:
         self._settle()
         here, finished = self.place.epoch, self.place.finished
         epoch = max(0, here + by)
-        if self.has_peeked and len({loader.batches_done for loader in self.loaders}) > 1:
+        if epoch == here and self.iterators is not None and self.are_apart:
             return
         refused = one(error_of(loader.set_epoch, epoch) for loader in self.loaders)
         self.tell(f"epoch {epoch} is set{refused and f', and refused: {refused}'}")
@@ -403,8 +404,9 @@ class Simulation:
     def leave(self) -> None:
         """Leave the loop on all ranks; the next pass begins where this one has."""
         self._settle()
-        self.tell("all ranks leave their loops")
-        self._leave()
+        if self.iterators is not None and not self.are_apart:
+            self.tell("all ranks leave their loops")
+            self._leave()
 
     def _leave(self) -> None:
         if self.iterators is not None:
@@ -494,8 +496,7 @@ class Simulation:
         before, is_within = self._states(), self.timeline.done(self._saved_place) and not self._saved_place.finished
         if how == "collection":
             if not self.job.is_mixture and is_within:
-                other = self.job.of_another_collection().loader(Rank(0, self.ranks.n), self.ranks.n_workers)
-                refused = error_of(other.load_state_dict, json.loads(before[0]))
+                refused = error_of(self._load_into_another_collection, json.loads(before[0]))
                 self.tell(f"a state of another collection is refused: {refused}")
                 assert refused, "the state of another collection was loaded"
             return
@@ -510,6 +511,10 @@ class Simulation:
         self.tell(f"a state of another job is refused: {refused}")
         assert "seed" in refused, f"ranks have loaded the state of another job: {refused!r}"
         assert self._states() == before, "ranks that have refused a state have changed"
+
+    def _load_into_another_collection(self, state: dict[str, Any]) -> None:
+        other = self.job.of_another_collection().loader(Rank(0, self.ranks.n), self.ranks.n_workers)
+        other.load_state_dict(state)
 
 
 def _refusal_to_start(loader: Any, state: dict[str, Any] | None) -> str:
