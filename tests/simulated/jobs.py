@@ -229,7 +229,11 @@ def _source(rng: random.Random, name: str, kind: str, disk: str, most: int, virt
             rng, {"random": 9, "sequential": 3, "mask-blind": 2, "index arrays": 2, "classes": 1, "replacement": 2}
         )
     )
-    unit = one_of(rng, {"row": 7, "set": 2, "draw": 2}) if of_sampler not in DRAWING and disk == "memory" else "row"
+    unit = (
+        one_of(rng, {"row": 7, "set": 6 if virtual else 2, "draw": 2})
+        if of_sampler not in DRAWING and disk == "memory"
+        else "row"
+    )
     # these samplers have no chunks, which are the blocks of "shuffled"
     has_chunks = of_sampler not in ("mask-blind", "index arrays")
     sharding = one_of(rng, {"contiguous": 4, "shuffled": 4 * has_chunks, "blocks": 2})

@@ -519,8 +519,12 @@ class Simulation:
 
 def _refusal_to_start(loader: Any, state: dict[str, Any] | None) -> str:
     """Why a rank can't start from a state; empty if it can."""
-    refused = "" if state is None else error_of(loader.load_state_dict, state)
-    return refused or error_of(len, loader)
+    if state is not None:
+        before = loader.next_epoch, loader.batches_done
+        if refused := error_of(loader.load_state_dict, state):
+            assert (loader.next_epoch, loader.batches_done) == before, "a refused state has moved a rank"
+            return refused
+    return error_of(len, loader)
 
 
 def one(answers: Iterable[str]) -> str:
