@@ -145,7 +145,7 @@ class Job:
     @classmethod
     def of(cls, rng: random.Random, seed: int) -> Job:
         """Draw a job."""
-        kind, disk = one_of(rng, KINDS), one_of(rng, {"memory": 24, "files": 3, "fast": 3})
+        kind, disk = one_of(rng, KINDS), one_of(rng, {"memory": 24, "files": 5, "fast": 3})
         if kind != "loader" and disk == "files":
             disk = "memory"
         world_sizes = rng.sample([1, 2, 3, 4, rng.choice([5, 6, 7])], 3)

@@ -55,7 +55,10 @@ _EVENTS: dict[str, tuple[int, Callable[[random.Random], dict[str, Any]]]] = {
 }
 #: What happens to files, too.
 _DAMAGE: dict[str, tuple[int, Callable[[random.Random], dict[str, Any]]]] = {
-    "damage": (8, lambda rng: {"how": rng.choice(["flipped", "shortened", "missing"]), "which": rng.randrange(10**6)}),
+    "damage": (
+        8,
+        lambda rng: {"how": rng.choice(["flipped", "flipped", "shortened", "missing"]), "which": rng.randrange(10**6)},
+    ),
 }
 
 

@@ -214,7 +214,7 @@ class Simulation:
         """Check what the ranks say of the rows of an epoch."""
         (source,) = self.job.sources
         if source.kind not in DRAWING and source.unit == "row" and source.remainder != "drop":
-            assert f"ach of the {len(source.selected)} row" in said, said
+            assert f"ach of the {len(source.selected):,} row" in said, said
             assert " was read once" in said, said
 
     def _check_log(self) -> None:
@@ -253,7 +253,7 @@ class Simulation:
     @property
     def _saved_place(self) -> Place:
         """The place of a state that is saved now."""
-        if self.iterators is None:
+        if self.iterators is None or not self._n_in_state:  # none that no rank has begun has ended
             return self.place
         return self.timeline.at(self.place, self.ranks, self._n_in_state, len(self.steps))
 
@@ -357,10 +357,11 @@ class Simulation:
         self.faults.left[rank] = times
 
     def damage(self, how: str, which: int) -> None:
-        """Damage a file, until a rank has reported it."""
+        """Damage a file, until a rank has reported it, and read on."""
         disk = self.job.sources[0].disk
         if isinstance(disk, Files):
             self.tell(f"{disk.damage(how, which)} is {how}")
+            self.take(2)
 
     def _repair(self) -> bool:
         """Repair damaged files; False if there are none."""

@@ -21,7 +21,7 @@ N_JOBS = N_EACH * settings().max_examples
 def test_jobs_keep_all_laws(first: int) -> None:
     """Each epoch has the batches of an uninterrupted one, whatever happens to the job; its checks say what is true."""
     ended = outcomes(range(first, first + N_EACH))
-    assert ended["ran"] > 0.8 * N_EACH
+    assert ended["ran"] > 0.6 * N_EACH
 
 
 def test_command_shows_a_job_step_by_step() -> None:

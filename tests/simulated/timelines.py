@@ -130,14 +130,14 @@ class SourceEpochs:
     def _walk(self, parts: Sequence[Segment]) -> Iterator[list[Batch | None]]:
         epoch, segments = 0, list[Segment]()
         for ranks, n_steps in parts:
-            left = n_steps  # -1: without an end
-            while left:
+            left, has_begun = n_steps, False  # -1: without an end
+            while left or not has_begun:
                 steps = self.remaining(epoch, segments, ranks)
                 own = steps if left < 0 else steps[:left]
                 yield from own
-                left -= len(own)
-                segments.append(Segment(ranks, len(own)))
-                if len(own) == len(steps):
+                left, has_begun = left - len(own), True
+                segments += [Segment(ranks, len(own))] if own else []
+                if len(own) == len(steps):  # also if these ranks have none, and take none
                     epoch, segments = epoch + 1, []
 
 
@@ -331,7 +331,7 @@ class MixtureTimeline:
         for others, stop in place.parts:
             parts.append(Segment(others, sum(began <= number < stop for number in own)))
             began = max(began, stop)
-        return self.sources[name].steps([part for part in parts if part.done], ranks, len(own) - 1)
+        return self.sources[name].steps(parts, ranks, len(own) - 1)
 
     def at(self, place: Place, ranks: Ranks, n_steps: int, n_left: int) -> Place:
         return place._replace(step=place.step + n_steps, finished=place.finished or n_steps == n_left)
