@@ -90,15 +90,12 @@ class SourceEpochs:
     def remaining(self, epoch: int, segments: Sequence[Segment], ranks: Ranks) -> list[list[Batch | None]]:
         """The batch of each rank in the steps of an epoch that are left after some segments."""
         source, virtual = self.source, self.source.virtual_ranks
-        n_workers = ranks.n_workers if source.sampler.shuffle else 1
-        parts = [(virtual or n, n_workers if source.sampler.shuffle else 1, done) for (n, n_workers), done in segments]
-        # parts of equal numbers of lanes and workers are one: its lanes aren't cut again
+        # (lanes, workers, done); parts of equal numbers of lanes and workers are one: its lanes aren't cut again
         joined: list[tuple[int, int, int]] = []
-        for part in [*parts, (virtual or ranks.n, n_workers, 0)]:
-            if joined and joined[-1][:2] == part[:2]:
-                joined[-1] = (*part[:2], joined[-1][2] + part[2])
-            else:
-                joined.append(part)
+        for (n, n_workers), done in [*segments, Segment(ranks, 0)]:
+            part = virtual or n, n_workers if source.sampler.shuffle else 1
+            n_before = joined.pop()[2] if joined and joined[-1][:2] == part else 0
+            joined.append((*part, n_before + done))
         *before, (n_lanes, n_workers, done) = joined
         streams = self.whole(epoch, joined[0][0])
         model = Model(list(map(len, streams)), source.remainder)
@@ -154,9 +151,7 @@ def _planned(open_pass: Pass) -> Iterator[dict[str, Any]]:
 
 def _cut(batch: Batch, part: int, n_parts: int, is_repeat: bool) -> Batch:
     """A part of a batch that several lanes share, or a batch that a lane repeats."""
-    first, *stops = np.cumsum([0, *map(len, np.array_split(np.arange(len(batch)), n_parts))]).tolist()
-    bounds = [first, *stops]
-    units = batch[bounds[part] : bounds[part + 1]]
+    units = tuple(batch[place] for place in np.array_split(np.arange(len(batch)), n_parts)[part])
     return tuple(tuple((row, True) for row, _ in unit) for unit in units) if is_repeat else units
 
 
