@@ -1,4 +1,4 @@
-"""Ranks from the variables of mpirun, and from MPI itself; test_torchrun.py has those of torchrun."""
+"""Ranks from the variables of mpirun, and from MPI itself; test_torchrun.py tests torchrun."""
 
 from __future__ import annotations
 

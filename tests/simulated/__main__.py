@@ -14,8 +14,8 @@ def main() -> None:
     """Run the jobs of the command line."""
     parser = argparse.ArgumentParser(prog="python -m tests.simulated", description=__doc__)
     parser.add_argument("seed", type=int, help="seed of the job, or of the first of many")
-    parser.add_argument("--jobs", type=int, help="run the jobs of so many seeds")
-    parser.add_argument("--seconds", type=float, default=float("inf"), help="begin no job after so many seconds")
+    parser.add_argument("--jobs", type=int, help="number of seeds whose jobs to run, from SEED on")
+    parser.add_argument("--seconds", type=float, default=float("inf"), help="seconds after which no job begins")
     parser.add_argument("--keep-going", action="store_true", help="run the other jobs after a failure too")
     parser.add_argument("--no-shrinking", action="store_true", help="show a failure as it was found")
     arguments = parser.parse_args()

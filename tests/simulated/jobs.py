@@ -40,7 +40,7 @@ KINDS = {
 }
 #: Kinds whose batches workers read.
 BY_WORKERS = "workers", "mixture by workers"
-#: One of so many jobs has 1,000 ranks, which takes a minute or two.
+#: Number of jobs of which one has 1,000 ranks, which takes a minute or two.
 MANY = 2500
 #: Samplers whose epochs don't have each row of their range once.
 DRAWING = ("classes", "replacement")

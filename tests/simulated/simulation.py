@@ -93,7 +93,7 @@ class Simulation:
         self.steps: list[list[Taken]] = []
         self.n_taken = self.n_done = 0
         # the epoch of a finished place was set again; the last batch was taken, but its step isn't done; the state of
-        # a rank is that of a pass which is no longer the job's
+        # a rank is of a pass that the job has left
         self.is_set_again = self.is_within = self.has_peeked = False
 
     # The loop of the ranks
@@ -174,7 +174,7 @@ class Simulation:
         return taken
 
     def _taken(self, batch: dict[str, Any]) -> Taken:
-        """What a rank has read, after a comparison of its values with those of the collections."""
+        """What a rank has read, after a comparison of its values with the collections."""
         disks = {source.name: source.disk for source in self.job.sources}
         first = self.job.sources[0].name
         match self.job.kind:
