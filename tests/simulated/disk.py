@@ -103,7 +103,7 @@ class Files(Disk):
 
     def check(self, batch: Any) -> None:
         cells = self.cells[batch["index"]]
-        assert batch["X"].toarray()[:, 0].tolist() == (cells + 1).tolist(), "values of other rows"
+        assert batch["X"].toarray().tolist() == np.stack([cells + 1, 255 - cells], axis=1).tolist(), "other values"
         assert batch["obs"]["label"].tolist() == [f"label {cell % 7}" for cell in cells], "labels of other rows"
 
     def damage(self, how: str, which: int) -> str:
@@ -138,8 +138,8 @@ def _stored() -> tuple[np.ndarray, Path]:
     """The number of the cell in each row of a collection, and its path."""
     folder = tempfile.TemporaryDirectory(prefix="simulated-")
     path, cells = Path(folder.name), np.arange(N_STORED)
-    # none of these values has a byte of zeros, so that a missing chunk isn't right by chance
-    counts = sp.csr_matrix(np.stack([cells + 1, np.ones(N_STORED)], axis=1).astype(np.float32))
+    # no value is 0, so that a missing chunk isn't right by chance, and none is that of another cell
+    counts = sp.csr_matrix(np.stack([cells + 1, 255 - cells], axis=1).astype(np.float32))
     obs = pd.DataFrame({"label": [f"label {cell % 7}" for cell in cells]}, index=[f"cell {cell}" for cell in cells])
     ad.AnnData(counts, obs=obs).write_h5ad(path / "cells.h5ad")
     collection = collect([path / "cells.h5ad"], path / "cells.zarr", tell=lambda _: None)
