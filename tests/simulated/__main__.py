@@ -5,7 +5,6 @@ from __future__ import annotations
 import argparse
 import sys
 import time
-from collections import Counter
 
 from tests.simulated.run import drawn, failure, run
 
@@ -24,20 +23,17 @@ def main() -> None:
         print(job)
         print(run(job, events, print))
         return
-    began, used, ended, failures = time.monotonic(), time.process_time(), Counter[str](), 0
-    for seed in range(arguments.seed, arguments.seed + arguments.jobs):
-        if time.monotonic() - began > arguments.seconds:
-            break
-        if (found := failure(seed, shrinks=not arguments.no_shrinking)) is None:
-            ended["ran"] += 1
-            continue
-        print(found, flush=True)
-        failures += 1
-        if not arguments.keep_going:
-            break
-    n_jobs = ended.total() + failures
-    print(f"{n_jobs} jobs, {failures} failed, {1e3 * (time.process_time() - used) / max(1, n_jobs):.0f} ms of CPU each")
-    sys.exit(failures > 0)
+    began, used, n_jobs, n_failed = time.monotonic(), time.process_time(), 0, 0
+    while n_jobs < arguments.jobs and time.monotonic() - began < arguments.seconds:
+        found = failure(arguments.seed + n_jobs, shrinks=not arguments.no_shrinking)
+        n_jobs += 1
+        if found is not None:
+            n_failed += 1
+            print(found, flush=True)
+            if not arguments.keep_going:
+                break
+    print(f"{n_jobs} jobs, {n_failed} failed, {1e3 * (time.process_time() - used) / max(1, n_jobs):.0f} ms of CPU each")
+    sys.exit(n_failed > 0)
 
 
 if __name__ == "__main__":

@@ -178,8 +178,10 @@ class Faults:
     def paused(self) -> Iterator[None]:
         """Let no read fail in a context."""
         before, self.left = self.left, Counter()
-        yield
-        self.left = before
+        try:
+            yield
+        finally:
+            self.left = before
 
 
 def _made(request: Request) -> Iterator[dict[str, Any]]:

@@ -35,7 +35,10 @@ FAULTS = {
 
 
 def found(name: str) -> str | None:
-    """Plant a fault, and return what the first failing job says; None if all jobs of a minute pass."""
+    """Plant a fault, and return what the first failing job says; None if all jobs of a minute pass.
+
+    A TimeoutExpired if a job doesn't end, and an AssertionError if no job could run.
+    """
     fault = FAULTS[name]
     with tempfile.TemporaryDirectory(prefix="planted-") as folder:
         for copied in ("src", "tests"):
@@ -51,9 +54,12 @@ def found(name: str) -> str | None:
             cwd=folder,
             capture_output=True,
             text=True,
+            timeout=5 * LIMIT,
             check=False,
         )
-    return ended.stdout + ended.stderr if ended.returncode else None
+    # an error of the fault itself, such as one of syntax, would end all jobs before the first
+    assert " jobs, " in ended.stdout, ended.stderr
+    return ended.stdout if ended.returncode else None
 
 
 def main() -> None:

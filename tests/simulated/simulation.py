@@ -45,7 +45,7 @@ class Checkpoint:
 class Simulation:
     """A job that runs, and its model.
 
-    `start`, `take` and `end` are its training loop; other public methods happen to it.
+    `start` and `take` are its training loop; other public methods happen to it.
     """
 
     def __init__(self, job: Job, tell: Callable[[str], object]) -> None:
@@ -158,7 +158,7 @@ class Simulation:
             try:
                 batch = next(self.iterators[rank], None)
                 break
-            except Exception as error:
+            except OSError as error:
                 # what was damaged is repaired once it was reported
                 if not isinstance(error, Away) and not self._repair():
                     raise
@@ -473,12 +473,13 @@ class Simulation:
         rank %= self.ranks.n
         first, epoch = self.job.sources[0], self.loaders[0].next_epoch
         options = first.options
-        is_masked = first.unit == "row" and "mask" not in options
+        if how == "mask" and (first.unit != "row" or "mask" in options):
+            return
         changes: dict[str, dict[str, Any]] = {
             "seed": {"seed": options["seed"] + 1},
             "remainder": {"remainder": "exact" if options["remainder"] == "drop" else "drop"},
             "sharding": {"sharding": Shuffled(3) if options["sharding"] == "contiguous" else "contiguous"},
-            "mask": {"mask": slice(1, None)} if is_masked else {"seed": options["seed"] + 1},
+            "mask": {"mask": slice(1, None)},
             "epoch": {},
         }
         wrong = self.job.loader(Rank(rank, self.ranks.n), self.ranks.n_workers, **changes[how])

@@ -17,6 +17,7 @@ from tests.simulated.jobs import DRAWING
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
 
+    from annbatch_distributed import CellSets
     from annbatch_distributed.core.stream import Pass
     from tests.simulated.jobs import Batch, Job, Source
 
@@ -201,7 +202,9 @@ def check_rows(source: Source, batches: Sequence[Batch], *, n_lost: int) -> None
             treated = set(sets.treated.rows)
             in_sets = Counter({row: n for row, n in n_read.items() if row in treated})
             assert max(in_sets.values()) == 1, "a cell is in two sets"
-            assert all(len({*map(_drug_of(source), unit)} - {None}) == 1 for batch in batches for unit in batch)
+            groups = _groups_of(sets)
+            groups_in = ({groups.get(row) for row, _ in unit} - {None} for batch in batches for unit in batch)
+            assert all(len(own) == 1 for own in groups_in), "a set has cells of two groups"
             n_missing = len(sets) - sum(map(len, batches))
             if policy == "pad":
                 n_missing = 0 if sets.remainder == "drop" or in_sets.keys() == treated else 1
@@ -209,13 +212,10 @@ def check_rows(source: Source, batches: Sequence[Batch], *, n_lost: int) -> None
     assert n_missing <= (n_lost if policy == "drop" else 0), f"{n_missing} {source.unit}s were not read"
 
 
-def _drug_of(source: Source) -> Any:
-    sets = source.options["sets"]
-    drugs = {}
-    for group, label in enumerate(sets.labels):
-        rows = sets.treated.rows.to_array()[sets.treated.firsts[group] : sets.treated.firsts[group + 1]]
-        drugs |= dict.fromkeys(rows.tolist(), label)
-    return lambda read: drugs.get(read[0])
+def _groups_of(sets: CellSets) -> dict[int, int]:
+    """The group of each cell that isn't a control, by row."""
+    numbers = np.repeat(np.arange(len(sets.labels)), sets.treated.sizes)
+    return dict(zip(sets.treated.rows, numbers.tolist(), strict=True))
 
 
 # Where a job is
