@@ -60,6 +60,10 @@ _DAMAGE: dict[str, tuple[int, Callable[[random.Random], dict[str, Any]]]] = {
         lambda rng: {"how": rng.choice(["flipped", "flipped", "shortened", "missing"]), "which": rng.randrange(10**6)},
     ),
 }
+#: What happens to mixtures, too.
+_OF_MIXTURES: dict[str, tuple[int, Callable[[random.Random], dict[str, Any]]]] = {
+    "read_again": (4, lambda rng: {"by": rng.choice([-1, 0, 0]), "then": rng.choice([0, 0, 1])}),
+}
 
 
 @dataclass(frozen=True)
@@ -82,7 +86,7 @@ def drawn(seed: int) -> tuple[Job, list[Event]]:
     with warnings.catch_warnings(action="ignore"):
         job = Job.of(rng, seed)
     kind = job.sources[0].disk.kind
-    events = _EVENTS | (_DAMAGE if kind == "files" else {})
+    events = _EVENTS | (_DAMAGE if kind == "files" else {}) | (_OF_MIXTURES if job.is_mixture else {})
     n_events = rng.randint(2, 4) if kind == "fast" else rng.randint(2, 9)
     names = [one_of(rng, {name: weight for name, (weight, _) in events.items()}) for _ in range(n_events)]
     return job, [(name, events[name][1](rng)) for name in names]

@@ -370,6 +370,12 @@ class Simulation:
 
     # What happens: use and misuse
 
+    def read_again(self, by: int, then: int) -> None:
+        """Read an epoch to its end, and set the one in which ranks have changed, or the one before it; then another."""
+        self.take(ALL)
+        self.set_epoch(self.place.anchor[0] - self.place.epoch + by, drains=False)
+        self.set_epoch(then, drains=False)
+
     def set_epoch(self, by: int, *, drains: bool) -> None:
         """Set an earlier epoch on all ranks, this one or a later one; loops that are open may end, which moves none."""
         self._settle()
