@@ -53,6 +53,8 @@ class Simulation:
         self.timeline = (MixtureTimeline if job.is_mixture else LoaderTimeline)(job)
         self.checkpoints: list[Checkpoint] = []
         self.n_starts, self.has_read = 0, False
+        # a rank that has resumed alone doesn't know in which earlier epoch ranks have changed
+        self.has_resumed_alone = False
 
     # Starts
 
@@ -84,7 +86,7 @@ class Simulation:
             place, log = self.timeline.loaded(before.place, before.ranks, ranks), list(before.log)
         self.tell(f"{ranks.n} ranks start at step {self.timeline.done(place)} of epoch {place.epoch}")
         self._go_to(place, log, is_loaded=before is not None)
-        self.uses_step_done, self.is_new = False, True
+        self.uses_step_done, self.is_new, self.has_resumed_alone = False, True, False
 
     def _go_to(self, place: Place, log: list[list[Taken]], *, is_loaded: bool = False) -> None:
         """Note that the next pass begins at a place, and which steps of its epoch this job has read."""
@@ -165,7 +167,7 @@ class Simulation:
                 self.tell(f"rank {rank} reads again after {type(error).__name__}: {error}")
                 loader = self.loaders[rank]
                 loader.load_state_dict(loader.state_dict())
-                self.iterators[rank], self.are_apart = iter(loader), True
+                self.iterators[rank], self.are_apart, self.has_resumed_alone = iter(loader), True, True
         else:
             raise Died(f"rank {rank} can't read")
         taken = None if batch is None else self._taken(batch)
@@ -329,7 +331,7 @@ class Simulation:
         self.tell(f"ranks {survivors} of {before.n} continue; of {ranks.n} ranks, {len(joiners)} are new")
         for loader in joiners if self.uses_step_done else ():
             loader.step_done()
-        self.loaders, self.ranks, self.is_new = [*own, *joiners], ranks, True
+        self.loaders, self.ranks, self.is_new, self.has_resumed_alone = [*own, *joiners], ranks, True, False
         self._go_to(self.timeline.loaded(place, before, ranks), log, is_loaded=True)
         one(self._states())
         if loops is None or not stays_open:
@@ -382,6 +384,9 @@ class Simulation:
         here, finished = self.place.epoch, self.place.finished
         epoch = max(0, here + by)
         if epoch == here and self.iterators is not None and self.are_apart:
+            return
+        # ranks would begin at different steps, and check_ranks_agree says so
+        if self.has_resumed_alone and self.place.anchor[1] and epoch <= self.place.anchor[0]:
             return
         refused = one(error_of(loader.set_epoch, epoch) for loader in self.loaders)
         self.tell(f"epoch {epoch} is set{refused and f', and refused: {refused}'}")
