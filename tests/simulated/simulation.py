@@ -236,7 +236,8 @@ class Simulation:
 
     def _say(self, ask: Callable[..., list[str]]) -> str:
         """What the first and the last rank say after hearing all ranks, which must be the same."""
-        return one(ask(self.loaders, listening={0, self.ranks.n - 1}))
+        # the ranks of a mixture note which epochs were checked
+        return one(ask(self.loaders, listening=None if self.job.is_mixture else {0, self.ranks.n - 1}))
 
     def _refusal(self) -> str:
         """Why the ranks can't run the next pass; empty if they can."""
