@@ -91,7 +91,8 @@ def loader_of(kind: Any, adatas: list[ad.AnnData], **options: Any) -> Any:
 @pytest.mark.parametrize("layout", ["sparse", "dense"])
 def test_batches_are_those_of_annbatch(dtype: str, layout: str, place: str, folder: Path) -> None:
     adatas = cells(dtype, f"{layout}, {place}", folder)
-    for to in (None, "torch", "jax"):
+    # each framework has dtypes of each size
+    for to in (None, ("torch", "jax")[DTYPES.index(dtype) % 2]):
         batches, others = both(adatas, to=to, return_index=True)
         assert len(batches) == len(others) == 7
         for ours, theirs in zip(batches, others, strict=True):

@@ -92,8 +92,9 @@ def _read(batch: Any) -> Any:
     return batch["index"].tolist(), values.tolist()
 
 
-@pytest.mark.parametrize("client", [by_obstore, by_fsspec])
-@pytest.mark.parametrize(("kind", "prefetch"), [("sparse", 0), ("dense", 2)])
+@pytest.mark.parametrize(
+    ("client", "kind", "prefetch"), [(by_obstore, "sparse", 0), (by_obstore, "dense", 2), (by_fsspec, "sparse", 2)]
+)
 def test_object_storage_has_batches_of_local_collection(
     client: Callable[[str], Store], kind: str, prefetch: int, server: Server, folder: Path
 ) -> None:

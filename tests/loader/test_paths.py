@@ -8,7 +8,7 @@ local disk, with zarrs.
 from __future__ import annotations
 
 from contextlib import contextmanager
-from itertools import count, product
+from itertools import count
 from typing import TYPE_CHECKING, Any
 
 import anndata as ad
@@ -152,7 +152,7 @@ def doubled(rows: sp.csr_matrix) -> sp.csr_matrix:
 
 
 @given(data=st.data(), dtypes=several_types("float32", "float64", "int16", "bool"))
-@pytest.mark.parametrize(("codec", "store"), [*product(CODECS, ["local", "memory"]), ("zarrs", "in memory")])
+@pytest.mark.parametrize(("codec", "store"), [("zarr", "memory"), ("zarrs", "local"), ("zarrs", "in memory")])
 def test_sparse_rows_of_all_dtypes_are_exact(
     codec: str, store: str, tmp_path_factory: pytest.TempPathFactory, data: st.DataObject, dtypes: list[str]
 ) -> None:
