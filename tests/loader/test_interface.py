@@ -3,9 +3,7 @@
 from __future__ import annotations
 
 import copy
-import json
 import pickle
-from collections import Counter
 from itertools import islice
 from typing import TYPE_CHECKING, Any
 
@@ -101,8 +99,6 @@ MAKERS = [
     *(mixed, mixed_until, mixed_with_sets, within_batch, aligned),
 ]
 every = pytest.mark.parametrize("make", MAKERS, ids=lambda make: make.__name__)
-#: Kinds that simulated jobs don't have; what happens to the others is in tests/simulated.
-beyond_simulation = pytest.mark.parametrize("make", [forked, mixed_until], ids=lambda make: make.__name__)
 can_be_copied = pytest.mark.parametrize(  # torch's DataLoader can't be copied
     "make", [make for make in MAKERS if make not in (dataloader, workers)], ids=lambda make: make.__name__
 )
@@ -119,13 +115,6 @@ def contents(batch: Any) -> Any:
 
 def read(loader: Any, n_steps: int | None = None) -> list[Any]:
     return [contents(batch) for batch in islice(loader, n_steps)]
-
-
-def rows_in(batch: Any) -> list[int]:
-    """Return all rows in a result of `contents`."""
-    if isinstance(batch, list | tuple):
-        return [row for part in batch for row in rows_in(part)]
-    return [batch] if isinstance(batch, int) else []
 
 
 def epochs(make: Make, n_epochs: int) -> list[list[Any]]:
@@ -161,25 +150,6 @@ def test_loader_has_interface(make: Make) -> None:
         assert loader.batch_sampler.batch_size == (8 if make is within_batch else 4)
 
 
-@beyond_simulation
-@pytest.mark.parametrize("n_read", [5, 10**3])
-def test_resumed_loader_reads_the_same(make: Make, n_read: int) -> None:
-    whole, loader = epochs(make, 3), make(Rank(0, 2))
-    loader.set_epoch(1)
-    first = read(loader, n_read)
-    after = make(Rank(0, 2))
-    after.load_state_dict(json.loads(json.dumps(loader.state_dict())))
-    assert after.next_epoch == 1 + (n_read > N_STEPS)
-    for epoch in range(after.next_epoch, 3):
-        after.set_epoch(epoch)
-        n_done = n_read if epoch == 1 else 0
-        assert after.batches_done == n_done
-        for batch in after:
-            assert len(after) == len(whole[epoch])  # also in the last step
-            first.append(contents(batch))
-    assert first == whole[1] + whole[2]
-
-
 @every
 def test_length_in_a_loop_is_of_its_epoch(make: Make) -> None:
     """len() in a loop is the length of the resumed epoch, even if the next epoch has more steps."""
@@ -190,48 +160,6 @@ def test_length_in_a_loop_is_of_its_epoch(make: Make) -> None:
     assert [len(after) for _ in after] == [n_steps] * (n_steps - 3)
     if make not in (mixed, mixed_until, mixed_with_sets, within_batch):
         assert len(after) > n_steps
-
-
-@beyond_simulation
-def test_finished_epoch_set_again_has_nothing_left(make: Make) -> None:
-    """Setting the epoch of a state that was saved at the end of the epoch yields no batches."""
-    whole, loader, after = epochs(make, 2), make(Rank(0, 2)), make(Rank(0, 2))
-    read(loader)
-    after.load_state_dict(loader.state_dict())
-    after.set_epoch(0)
-    assert read(after) == []
-    after.set_epoch(1)
-    assert read(after) == whole[1]
-
-
-@beyond_simulation
-def test_cut_pass_is_followed_by_a_whole_one(make: Make) -> None:
-    whole, loader = epochs(make, 3), make(Rank(0, 2))
-    for epoch, n_read in [(0, 5), (1, 10**3), (1, 3), (2, 10**3), (0, 10**3)]:
-        loader.set_epoch(epoch)
-        assert read(loader, n_read) == whole[epoch][:n_read]
-
-
-@beyond_simulation
-def test_earlier_epoch_than_loaded_state_raises(make: Make) -> None:
-    """Setting an earlier epoch than the loaded one raises, and the state stays loaded."""
-    loader, after = make(Rank(0, 2)), make(Rank(0, 2))
-    loader.set_epoch(1)
-    read(loader, 5)
-    after.load_state_dict(loader.state_dict())
-    with pytest.raises(ValueError, match="epoch 1"):
-        after.set_epoch(0)
-    assert read(after) == epochs(make, 2)[1][5:]
-    after.set_epoch(0)
-    assert read(after) == epochs(make, 1)[0]
-
-
-@beyond_simulation
-def test_look_at_a_resumed_epoch_loses_nothing(make: Make) -> None:
-    whole, loader, after = epochs(make, 1)[0], make(Rank(0, 2)), make(Rank(0, 2))
-    read(loader, 5)
-    after.load_state_dict(loader.state_dict())
-    assert [read(after, 2), read(after)] == [whole[5:7], whole[5:]]
 
 
 @every
@@ -280,7 +208,7 @@ def test_copy_is_where_its_original_is(make: Make, duplicate: Any) -> None:
     assert first + [contents(batch) for batch in batches] == whole
 
 
-@beyond_simulation
+@pytest.mark.parametrize("make", [forked, mixed_until])  # simulated jobs have the other kinds
 @pytest.mark.parametrize(("rank", "is_open"), [(Rank(1, 3), True), (Rank(0, 1), False)])
 @pytest.mark.parametrize("n_read", [1, 5])
 def test_resharded_loader_reads_like_resumed_loader(make: Make, rank: Rank, n_read: int, is_open: bool) -> None:
@@ -303,28 +231,6 @@ def test_resharded_loader_reads_like_resumed_loader(make: Make, rank: Rank, n_re
     assert loader.next_epoch == after.next_epoch == 2
     assert loader.state_dict() == after.state_dict()
     assert read(loader) == read(after)  # without set_epoch
-
-
-@beyond_simulation
-def test_ranks_that_change_twice_read_each_cell_once(make: Make) -> None:
-    """Three ranks become two, and then four."""
-    expected = Counter(row for rank in range(3) for batch in read(make(Rank(rank, 3))) for row in rows_in(batch))
-    ranks, counts = [make(Rank(rank, 3)) for rank in range(3)], Counter[int]()
-    iterators = [iter(loader) for loader in ranks]
-    for n_steps, n_ranks in ((2, 2), (3, 4), (10**3, 0)):
-        for _, *batches in zip(range(n_steps), *iterators, strict=False):
-            counts.update(row for batch in batches for row in rows_in(contents(batch)))
-        del ranks[n_ranks or len(ranks) :], iterators[n_ranks or len(ranks) :]
-        for rank in range(n_ranks):
-            if rank < len(ranks):
-                ranks[rank].reshard(Rank(rank, n_ranks))
-                continue
-            ranks.append(make(Rank(rank, n_ranks)))
-            ranks[rank].load_state_dict(ranks[0].state_dict())
-            iterators.append(iter(ranks[rank]))
-        assert agreement(ranks) == [""] * len(ranks)
-    if not isinstance(ranks[0], MixedLoader):  # a mixture has the same number of steps on any number of ranks
-        assert counts == expected
 
 
 @every
@@ -354,20 +260,6 @@ def test_reshard_goes_back_before_earlier_change(make: Make) -> None:
     loader.reshard(batches_done=1)
     after.load_state_dict(states[1])
     assert [contents(batch) for batch in batches] == read(after)
-
-
-@beyond_simulation
-def test_reshard_in_last_step_ends_loop(make: Make) -> None:
-    """If the ranks change when the last step is done, no batches remain in the epoch."""
-    loader, n_steps = make(Rank(0, 2)), len(epochs(make, 1)[0])
-    steps = []
-    for batch in loader:
-        steps.append(contents(batch))
-        loader.step_done()
-        if len(steps) == n_steps:
-            loader.reshard(Rank(0, 1))
-    assert len(steps) == n_steps
-    assert loader.next_epoch == 1
 
 
 @every
@@ -447,54 +339,28 @@ def test_pass_ends_the_one_before(make: Make) -> None:
 
 
 @every
-def test_end_of_an_open_pass_moves_no_epoch(make: Make) -> None:
-    """The end of an iterator that was open during set_epoch() does not advance the new epoch."""
-    loader, whole = make(Rank(0, 2)), epochs(make, 3)
-    batches = iter(loader)
-    next(batches)
-    loader.set_epoch(2)
-    assert len(list(batches)) == len(whole[0]) - 1
-    assert loader.next_epoch == 2
-    assert loader.state_dict()["epoch"] == 2
-    assert read(loader) == whole[2]
-
-
-@every
-def test_cells_of_lists_read_cells(make: Make) -> None:
-    """cells_of() on every rank lists the cells of all ranks, before a resume, after it and in later steps.
-
-    A mixture doesn't know the steps that a different number of ranks has done.
-    """
-    world_size, before, steps = 3, [make(Rank(rank, 2)) for rank in range(2)], []
-    steps += list(zip(*(read(loader, 5) for loader in before), strict=True))
-    ranks = [make(Rank(rank, world_size)) for rank in range(world_size)]
-    for loader in ranks:
-        loader.load_state_dict(before[0].state_dict())
-    first = 5 if isinstance(ranks[0], MixedLoader) else 0
-    frames = [loader.cells_of(slice(first, None), "donor", epoch=0) for loader in ranks]
-    steps += list(zip(*map(read, ranks), strict=True))
-    frames += [loader.cells_of(slice(first, None), "donor", epoch=0) for loader in ranks]
-    for frame in frames:
-        assert frame.equals(frames[0])
-        assert {*frame["step"]} == {*range(first, len(steps))}
-        for step, batches in enumerate(steps[first:], start=first):
-            for rank, batch in enumerate(batches):
-                own = frame[(frame["step"] == step) & (frame["rank"] == rank)]
-                # a batch is (source, rows), or [(name, (None, rows)), ...] of several sources or stores
-                parts = [(name, rows) for name, (_, rows) in batch] if isinstance(batch, list) else [batch]
-                if make is aligned:
-                    assert parts[0][1] == parts[1][1]
-                    parts = [(None, parts[0][1])]
-                for name, rows in parts:
-                    of_source = own[own["source"] == name] if name is not None else own
-                    assert of_source["row"].tolist() == rows
-                    prefix = "tahoe" if name == "tahoe" else "cell"
-                    assert of_source["cell"].tolist() == [f"{prefix} {row}" for row in rows]
-                    assert of_source["donor"].tolist() == [row % 3 for row in rows]
+def test_cells_of_names_read_cells(make: Make) -> None:
+    """cells_of() has the source, the name and the labels of each cell that the ranks read."""
+    ranks = [make(Rank(rank, 2)) for rank in range(2)]
+    frame = ranks[0].cells_of(slice(None), "donor")
+    for rank, loader in enumerate(ranks):
+        for step, batch in enumerate(read(loader)):
+            own = frame[(frame["step"] == step) & (frame["rank"] == rank)]
+            # a batch is (source, rows), or [(name, (None, rows)), ...] of several sources or stores
+            parts = [(name, rows) for name, (_, rows) in batch] if isinstance(batch, list) else [batch]
+            if make is aligned:
+                parts = [(None, parts[0][1])]
+            assert sum(len(rows) for _, rows in parts) == len(own)
+            for name, rows in parts:
+                of_source = own[own["source"] == name] if name is not None else own
+                assert of_source["row"].tolist() == rows
+                prefix = "tahoe" if name == "tahoe" else "cell"
+                assert of_source["cell"].tolist() == [f"{prefix} {row}" for row in rows]
+                assert of_source["donor"].tolist() == [row % 3 for row in rows]
     with pytest.raises(IndexError, match="The epoch has no step 1000000"):
         ranks[0].cells_of(10**6)
     with pytest.raises(KeyError, match="no columns plate in obs"):
-        ranks[0].cells_of(first, "plate")
+        ranks[0].cells_of(0, "plate")
 
 
 @every
