@@ -157,13 +157,6 @@ def test_rows_are_known_from_any_store() -> None:
     assert "Each of the 60 rows was read once" in batches.check_epoch_read()
 
 
-def test_padded_rows_are_marked_in_each_store() -> None:
-    loader = AlignedLoader({"rna": store(), "protein": store()}, batch_sampler=sampler(remainder="pad"))
-    *_, last = loader
-    assert last["rna"]["repeated"].tolist() == last["protein"]["repeated"].tolist()
-    assert last["rna"]["repeated"].any()
-
-
 @pytest.fixture(scope="module")
 def multiome(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """Write two collections of the same cells in the same order; the first has the proteins in obsm, too."""
