@@ -15,7 +15,7 @@ import numpy as np
 import pandas as pd
 import pytest
 from annbatch.samplers import ClassSampler, RandomSampler, SequentialSampler
-from hypothesis import assume, given
+from hypothesis import given
 from hypothesis import strategies as st
 
 from annbatch_distributed import CellSets, DistributedSampler, Rank, StatefulLoader
@@ -317,50 +317,22 @@ def expected(in_epoch: list[Cells], numbers: list[list[int]]) -> list[list[int]]
     return [[row for number in batch for row in in_epoch[number].rows.tolist()] for batch in numbers]
 
 
-@given(jobs(), st.integers(0, 2), st.integers(1, 4), st.integers(0, 3), st.booleans())
-def test_batches_have_the_cells_of_sampled_sets(
-    drawn: Job, epoch: int, world_size: int, n_done: int, is_virtual: bool
-) -> None:
-    """The laws of rows hold for sets: remainders, shardings, samplers, virtual ranks and resumption."""
+@given(jobs(), st.integers(0, 2), st.integers(0, 3), st.booleans())
+def test_batches_have_the_cells_of_sampled_sets(drawn: Job, epoch: int, which: int, is_virtual: bool) -> None:
+    """A batch has the cells of the sets whose numbers are the rows that the same sampler reads without sets."""
     options = {**drawn.options, "mask": None, "seed": int(drawn.options["seed"] or 0)}
     n_ranks = drawn.world_size
     if is_virtual:  # on all ranks, or on fewer
-        options["virtual_ranks"] = drawn.world_size
-        fitting = [number for number in range(1, drawn.world_size + 1) if drawn.world_size % number == 0]
-        n_ranks, world_size = fitting[n_done % len(fitting)], fitting[world_size % len(fitting)]
+        options["virtual_ranks"] = n_ranks
+        fitting = [number for number in range(1, n_ranks + 1) if n_ranks % number == 0]
+        n_ranks = fitting[which % len(fitting)]
     drawn, sets = replace(drawn, options=options, world_size=n_ranks), sets_like_rows(drawn.n_obs)
-    plain = runnable(drawn, epoch)
-    in_epochs = {number: cells_in(sets, number) for number in (epoch, epoch + 1)}
-    ours = [drawn.rank(rank, sets=sets) for rank in range(drawn.world_size)]
-    for rows, cells in zip(plain, ours, strict=True):
+    in_epoch = cells_in(sets, epoch)
+    for rows in runnable(drawn, epoch):
+        cells = drawn.rank(rows.rank, sets=sets)
         cells.set_epoch(epoch)
         assert cells.n_batches(sets.n_obs) == rows.n_batches(drawn.n_obs)
-        numbers = batches(rows.sample(drawn.n_obs))
-        assert batches(cells.sample(sets.n_obs)) == expected(in_epochs[epoch], numbers)
-    n_done = min(n_done, *(sampler.n_batches(drawn.n_obs) for sampler in plain))
-    states = [sampler.state_dict(batches_done=n_done) for sampler in (plain[0], ours[0])]
-    assert states[0]["segments"] == states[1]["segments"]
-    drawn = replace(drawn, world_size=world_size)
-    try:
-        plain, ours = drawn.ranks(), [drawn.rank(rank, sets=sets) for rank in range(drawn.world_size)]
-        for rows in plain:
-            rows.load_state_dict(states[0])
-            rows.n_batches(drawn.n_obs)
-    except ValueError:
-        assume(False)
-    for rows, cells in zip(plain, ours, strict=True):
-        cells.load_state_dict(states[1])
-        epoch = cells.next_epoch  # the next one, if this one is done
-        numbers = batches(rows.sample(drawn.n_obs))
-        first, requests = cells.batches_done, list(cells.sample(sets.n_obs))
-        assert batches(requests) == expected(in_epochs[epoch], numbers)
-        # sets are numbered through the batch of a rank, also across virtual ranks
-        marks: list[Any] = [split.tolist() for request in requests for split in request["set"]]  # type: ignore[typeddict-item]  # our key
-        of_steps = cells.rows_of(sets.n_obs, slice(first, None), ranks=cells.rank).groupby("step")["set"]
-        assert [own.tolist() for _, own in of_steps] == marks
-        frames = [sampler.rows_of(n, slice(None)) for sampler, n in ((rows, drawn.n_obs), (cells, sets.n_obs))]
-        of_batches = [[group["row"].tolist() for _, group in frame.groupby(["step", "rank"])] for frame in frames]
-        assert of_batches[1] == expected(in_epochs[epoch], of_batches[0])
+        assert batches(cells.sample(sets.n_obs)) == expected(in_epoch, batches(rows.sample(drawn.n_obs)))
 
 
 @given(jobs(kinds=("random", "sequential")), st.sampled_from(["keep", "pad"]))

@@ -141,15 +141,6 @@ def test_epoch_of_sets_is_checked_by_its_cells(collection: DatasetCollection) ->
         loader.check_epoch_read(read)
 
 
-def test_validation_has_the_same_sets_each_time(collection: DatasetCollection) -> None:
-    (loader,) = ranks(collection, 1, remainder="keep", shuffle=False)
-    seen = []
-    for _ in range(2):
-        loader.set_epoch(0)
-        seen.append([batch["index"].tolist() for batch in loader])
-    assert seen[0] == seen[1]
-
-
 def test_annbatchs_loader_reads_sets_without_marks(collection: DatasetCollection) -> None:
     """annbatch's Loader reads the same cells as a StatefulLoader, without the keys that mark them."""
     sampler = DistributedSampler(RandomSampler(1, 8, 4), dist_info=Rank(0, 2), sets=sets_of(collection), seed=0)
