@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import copy
 import json
+import math
 import pickle
-from collections import Counter
-from itertools import islice
+from itertools import islice, pairwise
 from typing import TYPE_CHECKING
 
 import numpy as np
@@ -40,71 +40,58 @@ def drops_rows(drawn: Job) -> bool:
     return bool(getattr(drawn.sampler, "_drop_last", False))
 
 
+@settings(max_examples=4 * settings().max_examples)
 @given(jobs(), epochs)
-def test_shards_and_dropped_rows_partition_the_window(drawn: Job, epoch: int) -> None:
-    """Shards and dropped rows partition the window; independent ranks each have the whole window."""
-    sampler, *_ = runnable(drawn, epoch)
-    plan = sampler.plan(drawn.n_obs)
+def test_ranks_read_the_window_as_planned(drawn: Job, epoch: int) -> None:
+    """Ranks read their planned shards, which partition the window, in as many batches as they say."""
+    ranks, policy, window = runnable(drawn, epoch), drawn.options["remainder"], drawn.window()
+    plan, counts = ranks[0].plan(drawn.n_obs), [sampler.n_batches(drawn.n_obs) for sampler in ranks]
     shards = [plan.shard(rank) for rank in range(drawn.world_size)]
     if drawn.independent:
-        assert [list(shard.rows) for shard in shards] == [drawn.window()] * drawn.world_size
+        assert [list(shard.rows) for shard in shards] == [window] * drawn.world_size
         assert (plan.n_dropped, plan.n_repeated, len(plan.dropped)) == (0, 0, 0)
-        return
-    own = flat(list(shard.rows)[: shard.n_own] for shard in shards)
-    assert sorted(own + list(plan.dropped)) == drawn.window()
-    assert len(plan.dropped) == plan.n_dropped
-    repeated = flat(shard.repeated for shard in shards)
-    assert set(repeated) <= set(drawn.window())
-    assert len(repeated) == plan.n_repeated
-    assert drawn.options["remainder"] == "pad" or not repeated
-    assert drawn.options["remainder"] == "drop" or not plan.n_dropped
-
-
-@given(jobs(), epochs)
-def test_n_batches_is_true_and_equal_on_ranks(drawn: Job, epoch: int) -> None:
-    """`n_batches` is the number of batches yielded, and equal on all ranks under every policy but `keep`."""
-    ranks = runnable(drawn, epoch)
-    counts = [sampler.n_batches(drawn.n_obs) for sampler in ranks]
-    yielded = [batches(sampler.sample(drawn.n_obs)) for sampler in ranks]
-    assert [len(rank) for rank in yielded] == counts
-    assert counts == [ranks[0].plan(drawn.n_obs).n_batches(rank) for rank in range(drawn.world_size)]
-    sizes = [len(batch) for rank in yielded for batch in rank]
-    assert all(1 <= size <= drawn.batch_size for size in sizes)
-    if drawn.options["remainder"] == "keep":
-        assert max(counts) - min(counts) <= 1
     else:
-        assert len(set(counts)) == 1
-    if drawn.options["remainder"] in ("drop", "pad") and drawn.kind in PASSING:
-        assert set(sizes) <= {drawn.batch_size}
+        own = flat(list(shard.rows)[: shard.n_own] for shard in shards)
+        repeated = flat(shard.repeated for shard in shards)
+        assert sorted(own + list(plan.dropped)) == window
+        assert set(repeated) <= set(window)
+        assert (len(plan.dropped), len(repeated)) == (plan.n_dropped, plan.n_repeated)
+        assert policy == "drop" or not plan.n_dropped
+        assert policy == "pad" or not repeated
+
+    requests = [list(sampler.sample(drawn.n_obs)) for sampler in ranks]
+    read = list(map(batches, requests))
+    assert list(map(len, read)) == counts == [plan.n_batches(rank) for rank in range(drawn.world_size)]
+    assert max(counts) - min(counts) <= (policy == "keep")
+    sizes = {len(batch) for rank in read for batch in rank}
+    assert sizes <= set(range(1, drawn.batch_size + 1))
+    passes = drawn.kind in PASSING
+    for batched, shard in zip(read, shards, strict=True):
+        if passes and not (policy == "keep" and drops_rows(drawn)):
+            assert sorted(flat(batched)) == sorted(shard.rows)
+        assert set(flat(batched)) <= set(shard.rows) <= set(window)
+    if passes and policy in ("drop", "pad"):
+        assert sizes <= {drawn.batch_size}
+    if passes and policy == "exact":  # the fewest batches that can be equal on all ranks
+        assert counts[0] == math.ceil(len(window) / drawn.world_size / drawn.batch_size)
+    if passes and policy == "pad":
+        marks = flat(flat(map(repeats, requests)))
+        assert sorted(row for row, again in zip(flat(flat(read)), marks, strict=True) if not again) == window
 
 
-@given(jobs(kinds=PASSING), epochs)
-def test_rows_read_are_the_planned_rows(drawn: Job, epoch: int) -> None:
-    """Each rank reads exactly the rows of its planned shard."""
-    ranks = runnable(drawn, epoch)
-    plan = ranks[0].plan(drawn.n_obs)
-    assume(drawn.options["remainder"] != "keep" or not drops_rows(drawn))
-    for rank, sampler in enumerate(ranks):
-        assert sorted(flat(batches(sampler.sample(drawn.n_obs)))) == sorted(plan.shard(rank).rows)
+@given(jobs(kinds=(*PASSING, "random-num-samples"), policies=("drop",)))
+def test_drop_excludes_every_row_equally_often(drawn: Job) -> None:
+    """If the number of epochs equals the number of rows, `drop` drops every row equally often, and none twice in a row.
 
-
-@given(jobs())
-def test_rank_reads_only_its_own_shard(drawn: Job) -> None:
-    """A rank reads no row outside its shard, and no shard has a row outside the window."""
-    ranks = runnable(drawn)
-    plan = ranks[0].plan(drawn.n_obs)
-    for rank, sampler in enumerate(ranks):
-        assert set(flat(batches(sampler.sample(drawn.n_obs)))) <= set(plan.shard(rank).rows) <= set(drawn.window())
-
-
-@given(jobs(kinds=PASSING, policies=("exact",)))
-def test_exact_reads_every_row_once(drawn: Job) -> None:
-    """`exact` reads every row once, in the fewest batches that can be equal on all ranks."""
-    ranks = runnable(drawn)
-    read = [batches(sampler.sample(drawn.n_obs)) for sampler in ranks]
-    assert sorted(flat(flat(read))) == drawn.window()
-    fewest = next(n for n in range(1, 301) if n * drawn.batch_size * drawn.world_size >= len(drawn.window()))
-    assert {len(rank) for rank in read} == {fewest}
+    Samplers with a number of samples are no different.
+    """
+    sampler, *_ = runnable(drawn)
+    dropped = []
+    for epoch in range(len(drawn.window())):
+        sampler.set_epoch(epoch)
+        dropped.append(set(sampler.plan(drawn.n_obs).dropped))
+    assert not any(before & after for before, after in pairwise(dropped))
+    assert len({sum(row in rows for rows in dropped) for row in drawn.window()}) == 1
 
 
 @given(jobs(kinds=("random", "sequential"), policies=("exact",)), epochs)
@@ -115,58 +102,6 @@ def test_exact_avoids_batches_of_one_row(drawn: Job, epoch: int) -> None:
         assert all(len(split) > 1 for splits in requests for split in splits) or drawn.batch_size == 1
         sizes = list(map(len, last))
         assert min(sizes) > 1 or max(sizes) <= 2 or sizes.count(1) > 1
-
-
-@given(jobs(kinds=PASSING, policies=("pad",)))
-def test_pad_marks_every_repeated_row(drawn: Job) -> None:
-    """`pad` marks repeated rows, and the unmarked rows are the window."""
-    ranks = runnable(drawn)
-    n_repeated = 0
-    first_times: list[int] = []
-    for sampler in ranks:
-        requests = list(sampler.sample(drawn.n_obs))
-        rows, marks = flat(batches(requests)), flat(repeats(requests))
-        n_repeated += sum(marks)
-        first_times += [row for row, repeated in zip(rows, marks, strict=True) if not repeated]
-    assert sorted(first_times) == drawn.window()
-    assert n_repeated == ranks[0].plan(drawn.n_obs).n_repeated
-
-
-@given(jobs(kinds=(*PASSING, "random-num-samples"), policies=("drop",)), epochs)
-def test_drop_excludes_no_row_in_consecutive_epochs(drawn: Job, epoch: int) -> None:
-    """Under `drop`, two consecutive epochs have no dropped row in common."""
-    sampler, *_ = runnable(drawn)
-    dropped = []
-    for e in (epoch, epoch + 1):
-        sampler.set_epoch(e)
-        dropped.append(set(sampler.plan(drawn.n_obs).dropped))
-    assert not dropped[0] & dropped[1]
-
-
-@given(jobs(kinds=PASSING, policies=("drop",)))
-def test_drop_excludes_every_row_equally_often(drawn: Job) -> None:
-    """If the number of epochs equals the number of rows, `drop` drops every row equally often."""
-    sampler, *_ = runnable(drawn)
-    counts = Counter(dict.fromkeys(drawn.window(), 0))
-    for epoch in range(len(drawn.window())):
-        sampler.set_epoch(epoch)
-        counts.update(sampler.plan(drawn.n_obs).dropped)
-    assert len(set(counts.values())) == 1
-
-
-@given(jobs(), st.integers(1, 4))
-def test_peeks_change_nothing(drawn: Job, n_peeks: int) -> None:
-    """However often a rank has peeked at its first load request, its next pass is the same."""
-    fresh, *_ = runnable(drawn)
-    used, *_ = drawn.ranks()
-    # a peek at the only load request takes the last batch, which ends the epoch, as a peek at none does
-    assume(len([*drawn.ranks()[0].sample(drawn.n_obs)]) > 1)
-    for _ in range(n_peeks):
-        next(iter(used.sample(drawn.n_obs)), None)
-    used.n_batches(drawn.n_obs)
-    plans = [sampler.plan(drawn.n_obs) for sampler in (fresh, used)]
-    assert plans[0] == plans[1]
-    assert batches(used.sample(drawn.n_obs)) == batches(fresh.sample(drawn.n_obs))
 
 
 @given(jobs())
