@@ -22,7 +22,7 @@ from annbatch_distributed.core.plan import Plan
 from annbatch_distributed.core.state import Position
 from annbatch_distributed.core.stream import Pass
 from annbatch_distributed.core.units import EachRow
-from tests.samplers import Counting, IndexArrays, MaskBlind, batches, config_of, flat, job, repeats, request_rows
+from tests.samplers import Counting, IndexArrays, MaskBlind, batches, config_of, flat, job, request_rows
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
@@ -145,18 +145,6 @@ def test_gaps_of_custom_samplers_are_read(rows: Any) -> None:
         (request,) = stream(sampler, Rows((range(100, 130),))).requests((range(1),), max_gap=longest)
         assert len(request.starts) == n_ranges
         assert sorted(flat(batches([request.to_annbatch()]))) == list(range(100, 129, 2))
-
-
-def test_rest_of_a_request_reads_its_gaps() -> None:
-    """The rest of a load request is one range if `max_gap` allows its gaps."""
-    for max_gap, n_ranges in ((0, None), (64, 1)):
-        rank = DistributedSampler(
-            RandomSampler(64, 1, 8), dist_info=Rank(0, 1), seed=0, max_gap=max_gap, remainder="keep"
-        )
-        rank.load_state_dict(rank.state_dict(batches_done=5))
-        first, *_ = rank.sample(256)
-        assert len(first["splits"]) == 3
-        assert len(first["requests"]) > 8 if n_ranges is None else len(first["requests"]) == n_ranges
 
 
 def test_gaps_within_chunks_only_are_read() -> None:
@@ -317,18 +305,6 @@ def test_shared_batch_is_split_evenly(n_parts: int, n_more: int, seed: int) -> N
     sizes = [len(request_rows(part)) for part in parts]
     assert max(sizes) - min(sizes) <= 1
     assert not any("repeated" in part for part in parts)
-
-
-def test_repeats_of_a_shared_batch_are_marked() -> None:
-    """If several lanes read the same batch, all but one mark it as repeated."""
-    sampler = Yielding({"requests": [slice(0, 3)], "splits": [np.array([2, 0, 1])]})
-    only = stream(sampler, Rows((range(4, 7),)), "pad")
-    marks = [
-        repeats(request.to_annbatch() for request in only.requests((range(1),), step=SharedStep(0, is_repeat=again)))
-        for again in (False, True)
-    ]
-    assert marks[1] == [[True] * 3]
-    assert not all(marks[0][0])
 
 
 @pytest.mark.parametrize("rows", [np.arange(9, 20), [slice(0, 4), slice(9, 16)], np.array([slice(0, 4), slice(9, 16)])])

@@ -25,8 +25,7 @@ from annbatch_distributed import DistributedSampler, Rank, StatefulLoader, defer
 from tests.core.test_counts import Growing
 from tests.loaders import numbered, rows
 from tests.meeting import agreement
-from tests.samplers import flat, job
-from tests.stores import Counting
+from tests.samplers import job
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator
@@ -98,45 +97,6 @@ def test_prefetching_to_gpu_raises(monkeypatch: pytest.MonkeyPatch) -> None:
         StatefulLoader(batch_sampler=sampler, prefetch=1)
 
 
-class Failing(WrapperStore[MemoryStore]):
-    """A store that can't read the chunk `broken`."""
-
-    broken: str
-
-    async def get(self, key: str, *args: Any, **kwargs: Any) -> Any:
-        if key == self.broken:
-            raise OSError("the disk is gone")
-        return await super().get(key, *args, **kwargs)
-
-
-@pytest.mark.parametrize("n_read", [0, 8])
-def test_read_error_leaves_state_before_its_batch(n_read: int) -> None:
-    """A read error is raised at its batch, and the state leads to that batch."""
-    store = Failing(MemoryStore())
-    store.broken = ""
-    array = zarr.create_array(store, shape=(N_OBS, 1), chunks=(1, 1), dtype="float32")
-    array[:] = np.arange(N_OBS, dtype="float32")[:, None]
-    reader = empty().add_dataset(array)
-    expected = rows(reader)
-    store.broken = f"c/{expected[n_read + 1][0]}/0"  # in the first or the third load request of four batches
-    reader.set_epoch(0)
-    batches = iter(reader)
-    assert rows(islice(batches, n_read)) == expected[:n_read]
-    with pytest.raises(OSError, match="the disk is gone") as raised:
-        next(batches)
-    state = reader.state_dict()
-    assert state["segments"] == [[2, 1, n_read]]
-    store.broken = ""
-    # the traceback keeps the failed iterator alive, and a new iterator can start
-    assert raised.tb is not None
-    next_pass = iter(reader)
-    assert len(rows(islice(next_pass, 3))) == 3
-    assert reader.state_dict()["segments"] == [[2, 1, 3]]
-    next_pass.close()
-    reader.load_state_dict(state)
-    assert rows(reader) == expected[n_read:]
-
-
 @pytest.mark.parametrize("to", ["torch", "jax"])
 def test_batches_are_converted_in_consumer_thread(to: str) -> None:
     """Batches are converted to tensors in the thread that takes them."""
@@ -173,27 +133,6 @@ def test_check_notices_wrong_rows_of_annbatch(return_index: bool, monkeypatch: p
         assert reader.check_epoch_read().startswith(planned)  # without the index, only the requested rows are known
 
 
-def test_state_in_last_request_stays_in_epoch() -> None:
-    """A state within the last load request belongs to the epoch, even if all rows were prefetched."""
-    reader = loader()
-    expected = rows(reader)
-    reader.set_epoch(0)
-    batches = iter(reader)
-    assert rows(islice(batches, 10)) == expected[:10]
-    time.sleep(0.2 if READING["prefetch"] else 0)  # a thread reads to the end of the epoch
-    state = reader.state_dict()
-    assert (state["finished"], state["segments"]) == (False, [[2, 1, 10]])
-    again = loader()
-    again.load_state_dict(state)
-    resumed = iter(again)
-    assert rows(islice(resumed, 1)) == expected[10:11]
-    time.sleep(0.2 if READING["prefetch"] else 0)
-    assert again.state_dict()["segments"] == [[2, 1, 11]]
-    assert again.sampler.batches_done == 10  # before the open iteration
-    assert rows(resumed) == expected[11:]
-    assert again.sampler.batches_done == 0
-
-
 def test_unconvertible_batch_is_not_done(monkeypatch: pytest.MonkeyPatch) -> None:
     """A batch whose conversion to a tensor raises does not count as done."""
     reader = loader(to="torch")
@@ -216,33 +155,6 @@ def test_unconvertible_batch_is_not_done(monkeypatch: pytest.MonkeyPatch) -> Non
     again = loader()
     again.load_state_dict(state)
     assert rows(again) == expected[5:]
-
-
-def test_resume_reads_only_remaining_rows() -> None:
-    """A resume reads no finished batch again, and only the remaining rows of a load request."""
-    memory = MemoryStore()
-    # each chunk is one row
-    array = zarr.create_array(memory, shape=(N_OBS, 3), chunks=(1, 3), dtype="float32")
-    array[:] = np.arange(N_OBS, dtype="float32")[:, None] * np.ones(3, dtype="float32")
-
-    def reading() -> tuple[StatefulLoader, Counting]:
-        store = Counting(memory)
-        return empty(max_gap=0).add_dataset(zarr.open_array(store)), store
-
-    def rows_read(store: Counting) -> list[int]:
-        return sorted(int(key.split("/")[1]) for key in store.n_read.elements())
-
-    before, store = reading()
-    batches = rows(before)
-    assert rows_read(store) == sorted(flat(batches))
-    before.set_epoch(0)
-    for done in range(1, len(batches)):
-        before.set_epoch(0)
-        list(islice(before, done))
-        after, store = reading()
-        after.load_state_dict(before.state_dict())
-        assert rows(after) == batches[done:]
-        assert rows_read(store) == sorted(flat(batches[done:]))
 
 
 def test_check_names_ranks_with_reordered_datasets() -> None:
