@@ -23,8 +23,6 @@ from annbatch_distributed.checks.agreement import Description, compare
 from annbatch_distributed.checks.exchange import enumerated
 from annbatch_distributed.ranks import Placement, deferred
 from tests.meeting import heard, met
-from tests.strategies import Job, jobs
-from tests.test_laws import runnable
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -127,14 +125,6 @@ def test_enumeration_names_every_number_and_no_other(numbers: set[int]) -> None:
         first, *last = part.split(" to ")
         listed_numbers |= set(range(int(first), int(last[0] if last else first) + 1))
     assert listed_numbers == numbers
-
-
-@given(jobs(), st.integers(0, 3))
-def test_ranks_of_any_job_agree(drawn: Job, epoch: int) -> None:
-    """The ranks of every job agree, even if one of them has its mask in a different form."""
-    ranks = runnable(drawn, epoch)
-    ranks[-1].mask = np.array(drawn.window())
-    assert agreement(ranks, drawn.n_obs) == [""] * drawn.world_size
 
 
 def of_three(rank: int, *, preload_nchunks: int = 2, **options: Any) -> DistributedSampler:

@@ -127,19 +127,6 @@ def test_shards_that_differ_from_the_plan_raise(done: int) -> None:
     assert verdict(False, True).endswith("\n  the shards of all ranks, 4,000 rows, differ from the plan")
 
 
-@pytest.mark.parametrize("n_before", [1, 2, 3, 4, 6])
-@pytest.mark.parametrize("n_after", [1, 2, 3, 4, 6])
-def test_resized_job_checks_every_shard_once(n_before: int, n_after: int) -> None:
-    """After a change of ranks, the ranks together check every shard once, whichever number of shards there are."""
-    sampler = SequentialSampler(4, 2, 4)
-    state = job(sampler, n_before, remainder="exact")[0].state_dict(batches_done=1)
-    ranks = job(sampler, n_after, remainder="exact")
-    for rank in ranks:
-        rank.load_state_dict(state)
-    text = verdict_of(ranks, 96, [batches(rank.sample(96)) for rank in ranks])
-    assert text.endswith("as planned. Including earlier batches, each of the 96 rows was read once")
-
-
 def test_epoch_that_drops_batches_claims_no_rows() -> None:
     """When a change of ranks drops a batch, the verdict doesn't claim that each row was read."""
     sampler = SequentialSampler(4, 2, 4)
