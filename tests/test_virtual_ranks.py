@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 
 from annbatch_distributed import DistributedSampler, Rank
 from tests.meeting import agreement
-from tests.samplers import MaskBlind, batches, flat, job, repeats, request_rows
+from tests.samplers import MaskBlind, batches, flat, job, request_rows
 from tests.strategies import Job, jobs
 from tests.workers import read_by_workers
 
@@ -59,28 +59,12 @@ def test_virtual_ranks_read_like_real_ranks(drawn: Job, epoch: int) -> None:
             with pytest.raises(type(error)):
                 on(drawn, world_size)[0].plan(drawn.n_obs)
         return
-    read: list[Read] = []
-    read_by_two: list[Read] = []
-    marks: list[Any] = []
-    for sampler in real:
-        read_by_two.append(read_by_workers(sampler, drawn.n_obs, 2))
-        requests = list(sampler.sample(drawn.n_obs))
-        read.append(batches(requests))
-        marks.append(repeats(requests) if drawn.options["remainder"] == "pad" else read[-1])
+    read = [batches(sampler.sample(drawn.n_obs)) for sampler in real]
     for world_size in divisors(drawn.world_size):
-        samplers = on(drawn, world_size)
-        for rank, sampler in enumerate(samplers):
+        for rank, sampler in enumerate(on(drawn, world_size)):
             sampler.set_epoch(epoch)
-            assert read_by_workers(sampler, drawn.n_obs, 2) == joined(read_by_two, world_size)[rank]
-            n_batches, virtual = sampler.n_batches(drawn.n_obs), sampler.plan(drawn.n_obs)
-            requests = list(sampler.sample(drawn.n_obs))
-            own = batches(requests)
-            assert own == joined(read, world_size)[rank]
-            assert len(own) == n_batches
-            if drawn.options["remainder"] == "pad":
-                assert repeats(requests) == joined(marks, world_size)[rank]
-            assert sampler.batch_size is not None
-            assert max(map(len, own), default=0) <= sampler.batch_size
+            virtual = sampler.plan(drawn.n_obs)
+            assert batches(sampler.sample(drawn.n_obs)) == joined(read, world_size)[rank]
             assert sampler.batch_size == drawn.batch_size * (drawn.world_size // world_size)
             assert replace(virtual, n_processes=None) == plan
             assert virtual.n_processes == world_size
