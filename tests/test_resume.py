@@ -18,8 +18,6 @@ from torch import distributed as dist
 from torch._C._distributed_c10d import HashStore
 
 from annbatch_distributed import DistributedSampler, MixedLoader, Rank, StatefulLoader, deferred
-from tests.core.test_state import DAMAGED, NO_STATES
-from tests.core.test_state import STATE as OTHER_STATE
 from tests.loaders import numbered
 from tests.meeting import agreement
 from tests.samplers import batches, job, repeats
@@ -331,18 +329,6 @@ def loader(**options: Any) -> StatefulLoader:
     return numbered(random(**options), N_OBS)
 
 
-def under_way(source: Any) -> Any:
-    """A sampler or loader in the middle of the rest of an epoch that it has resumed."""
-    source.load_state_dict(of_epoch_3([[2, 1, 4]]))
-    if isinstance(source, StatefulLoader):
-        batches = iter(source)
-        for _ in range(3):
-            next(batches)
-    else:
-        source.sample(N_OBS)
-    return source
-
-
 def everything(source: Any) -> list[Any]:
     """The attributes, the state and the next batches of a sampler or loader."""
     sampler = source.sampler
@@ -352,20 +338,6 @@ def everything(source: Any) -> list[Any]:
     plan = str(copy.deepcopy(sampler).plan(N_OBS))
     attributes = [dict(vars(thing)) for thing in (source, sampler)]
     return [state, sampler.epoch, sampler.batches_done, plan, passes, attributes]
-
-
-@pytest.mark.timeout(60)
-@pytest.mark.parametrize("strict", [True, False])
-@pytest.mark.parametrize("make", [random, loader])
-def test_damaged_state_changes_nothing(make: Any, strict: bool) -> None:
-    """A damaged state raises, and leaves a sampler or loader unchanged."""
-    source = under_way(make())
-    before = everything(source)
-    damaged: list[Any] = [{}, *NO_STATES, *(OTHER_STATE | changes for changes, _ in DAMAGED)]
-    for state in damaged:
-        with pytest.raises((TypeError, ValueError), match=r"The state is damaged|format of a state|state must be"):
-            source.load_state_dict(state, strict=strict)
-    assert everything(source) == before
 
 
 def mixture() -> MixedLoader:

@@ -147,20 +147,6 @@ def test_gaps_of_custom_samplers_are_read(rows: Any) -> None:
         assert sorted(flat(batches([request.to_annbatch()]))) == list(range(100, 129, 2))
 
 
-def test_gaps_within_chunks_only_are_read() -> None:
-    """Gaps within a chunk are read; chunks that are read anyway aren't gaps, so no row is read twice."""
-    mask = np.ones(64, dtype=bool)
-    mask[[3, 4, 15, 16, 35]] = False
-    shard = Rows.from_mask(mask)
-    for max_gap, extra in ((0, 0), (64, 1)):
-        requests = list(stream(RandomSampler(8, 2, 8), shard).requests((range(8),), max_gap=max_gap))
-        in_batches = [request.rows_at(split).tolist() for request in requests for split in request.splits]
-        assert sorted(flat(in_batches)) == np.flatnonzero(mask).tolist()
-        read = flat(request.rows().tolist() for request in requests)
-        assert (len(read) > mask.sum()) == bool(extra)
-        assert len(read) == len(set(read))
-
-
 @pytest.mark.parametrize("longest", [0, 2, 3, 64])
 @pytest.mark.parametrize("sampler", [SequentialSampler(4, 2, 4), RandomSampler(4, 4, 4)])
 def test_gaps_between_neighboring_rows_are_read(sampler: Any, longest: int) -> None:
