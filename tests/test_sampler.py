@@ -83,22 +83,6 @@ def test_mask_can_be_assigned_between_passes() -> None:
     assert sampler.mask == [slice(0, 8), slice(80, None)]
 
 
-def test_every_epoch_has_a_new_order() -> None:
-    """Every epoch has a new order, with or without `set_epoch`, and setting an epoch again repeats its order."""
-    sampler = one(remainder="keep")
-    orders = [order(sampler) for _ in range(4)]
-    for epoch in (2, 0, 1):
-        sampler.set_epoch(epoch)
-        assert [order(sampler), order(sampler)] == orders[epoch : epoch + 2]
-    assert len(set(map(tuple, orders))) == 4
-    assert set(map(frozenset, orders)) == {frozenset(range(50))}
-
-
-def test_ranks_have_different_orders() -> None:
-    first, second = (order(rank) for rank in job(random(), 2, remainder="keep"))
-    assert [row - 50 for row in second] != first
-
-
 def test_seed_makes_the_order_reproducible() -> None:
     """A seed determines the order; if there is none, the wrapped sampler's generator does."""
     assert order(one(random(None), seed=3)) == order(one(random(None), seed=3))
