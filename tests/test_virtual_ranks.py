@@ -11,8 +11,7 @@ from annbatch.samplers import RandomSampler
 from hypothesis import given
 from hypothesis import strategies as st
 
-from annbatch_distributed import DistributedSampler, Rank
-from tests.meeting import agreement
+from annbatch_distributed import DistributedSampler
 from tests.samplers import MaskBlind, batches, flat, job, request_rows
 from tests.strategies import Job, jobs
 from tests.workers import read_by_workers
@@ -158,13 +157,3 @@ def test_load_request_covers_every_virtual_rank() -> None:
     assert {part.stop - part.start for request in requests for part in request["requests"]} == {8}
     assert [len(split) for request in requests for split in request["splits"]] == [64] * 16
     assert [len({row // 256 for row in batch}) for batch in batches(requests)] == [4] * 16
-
-
-def test_different_numbers_of_virtual_ranks_are_named() -> None:
-    """The error for ranks with different numbers of virtual ranks names the numbers."""
-    ranks = [
-        DistributedSampler(RandomSampler(4, 2, 4), dist_info=Rank(rank, 2), seed=0, virtual_ranks=number)
-        for rank, number in enumerate((4, 8))
-    ]
-    (text,) = set(agreement(ranks, 500))
-    assert "virtual ranks: 4 on rank 0; 8 on rank 1" in text

@@ -130,7 +130,8 @@ def test_enumeration_names_every_number_and_no_other(numbers: set[int]) -> None:
 def of_three(rank: int, *, preload_nchunks: int = 2, **options: Any) -> DistributedSampler:
     """One of three ranks, which differs from the others only by its options."""
     wrapped = RandomSampler(4, preload_nchunks, 4, rng=np.random.default_rng(0))
-    return DistributedSampler(wrapped, dist_info=Rank(rank, 3), **{"seed": 0, "sharding": "shuffled", **options})
+    options = {"seed": 0, "sharding": "shuffled", "virtual_ranks": 3, **options}
+    return DistributedSampler(wrapped, dist_info=Rank(rank, 3), **options)
 
 
 def with_options(**options: Any) -> Callable[[], DistributedSampler]:
@@ -164,6 +165,7 @@ ODD = {
         "sharding.block_size: 4 on ranks 0 and 2; 5 on rank 1",
     ),
     "sampler": (with_options(preload_nchunks=4), "sampler.preload_nchunks: 2 on ranks 0 and 2; 4 on rank 1"),
+    "virtual ranks": (with_options(virtual_ranks=6), "virtual ranks: 3 on ranks 0 and 2; 6 on rank 1"),
     "epoch": (in_epoch_3, "epoch: 0 on ranks 0 and 2; 3 on rank 1"),
     "batches done": (resumed, "batches done: none on ranks 0 and 2; 2 on 3 ranks on rank 1"),
     "a whole pass of its own": (after_a_pass, "epoch: 0 on ranks 0 and 2; 1 on rank 1"),
