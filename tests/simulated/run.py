@@ -45,8 +45,8 @@ _EVENTS: dict[str, tuple[int, Callable[[random.Random], dict[str, Any]]]] = {
     "fail": (2, lambda rng: {"rank": rng.randrange(64), "times": one_of(rng, {1: 3, 2: 1, 99: 1})}),
     "set_epoch": (3, lambda rng: {"by": rng.choice([-2, -1, 0, 0, 1, 2]), "drains": rng.random() < 0.5}),
     "leave": (1, lambda _: {}),
-    "peek": (2, lambda rng: {"n_ranks": rng.choice([1, ALL])}),
-    "ask": (2, lambda rng: {"by": rng.choice([0, 0, 0, -1, 1])}),
+    "peek": (2, lambda rng: {"n_ranks": rng.choice([1, ALL]), "times": rng.choice([1, 2])}),
+    "ask": (2, lambda rng: {"by": rng.choice([0, 0, -1, 1])}),
     "misuse": (
         1,
         lambda rng: {"how": rng.choice(["seed", "remainder", "sharding", "mask", "epoch"]), "rank": rng.randrange(64)},

@@ -124,6 +124,8 @@ class Simulation:
         self.n_taken = self.n_done = 0
         # a rank that has resumed alone would begin where it has resumed, if all left their loops
         self.is_within = self.are_apart = False
+        # the step of this pass at which each rank has begun
+        self.begins = [0] * self.ranks.n
 
     def take(self, n_steps: int, *, stays_within: bool = False) -> None:
         """Take some steps on all ranks; the last of them may not be done at the end."""
@@ -168,6 +170,7 @@ class Simulation:
                 loader = self.loaders[rank]
                 loader.load_state_dict(loader.state_dict())
                 self.iterators[rank], self.are_apart, self.has_resumed_alone = iter(loader), True, True
+                self.begins[rank] = self._n_in_state
         else:
             raise Died(f"rank {rank} can't read")
         taken = None if batch is None else self._taken(batch)
@@ -205,6 +208,7 @@ class Simulation:
             assert any(text in line for text in (", as planned", "not checked", "no epoch of a source")), said
         if not self.job.is_mixture:
             if "not checked" not in said:
+                assert len({*self.begins}) == 1, f"ranks that have begun apart claim {said}"
                 self._check_claim(said)
             if self.timeline.done(self.place) == len(self.log):
                 self._check_log()
@@ -426,8 +430,8 @@ class Simulation:
             self._go_to(self.place, self.log[: len(self.log) - self.n_taken])
             self.has_peeked = True  # a state still counts what was taken
 
-    def peek(self, n_ranks: int) -> None:
-        """Let some ranks, or all, look at a batch before the loop."""
+    def peek(self, n_ranks: int, times: int = 1) -> None:
+        """Let some ranks, or all, look at a batch before the loop, maybe more than once."""
         self._settle()
         if self.iterators is not None or self._refusal():
             return
@@ -438,7 +442,7 @@ class Simulation:
         self.tell(f"{n_ranks} of {self.ranks.n} ranks look at a batch")
         self._repair()
         with self.faults.paused():
-            for loader in self.loaders[:n_ranks]:
+            for loader in self.loaders[:n_ranks] * times:
                 looked = next(iter(loader), None)
                 assert looked is None or self._taken(looked)
         self._go_to(place, self.log if place is self.place else [])
