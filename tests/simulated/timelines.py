@@ -293,10 +293,8 @@ class MixtureTimeline:
         first, (anchor, n_done), parts = epoch * self.job.n_steps, place.anchor, place.parts
         if epoch < anchor:  # read again from its beginning, by this job
             return Place(epoch, (), step=first, anchor=(epoch, 0))
-        if epoch > anchor:
-            return Place(epoch, parts, step=first, anchor=place.anchor)
-        # read again, after the steps of other ranks
-        stop = first + n_done
+        # the anchor's epoch is read again after the steps of other ranks
+        stop = first + n_done * (epoch == anchor)
         clipped = tuple(Segment(ranks, min(end, stop)) for ranks, end in parts)
         return Place(epoch, clipped, step=stop, anchor=place.anchor)
 
