@@ -333,7 +333,8 @@ class MixtureTimeline:
         parts = (*place.parts, Segment(before, place.step)) if place.step else place.parts
         if parts and self._lanes(parts[-1].ranks) != self._lanes(ranks):
             return place._replace(parts=parts, anchor=(place.epoch, place.step - place.epoch * self.job.n_steps))
-        return place._replace(parts=parts)
+        # epochs before that of a state are read again from their beginning
+        return place._replace(parts=parts, anchor=max(place.anchor, (place.epoch, 0)))
 
     def _lanes(self, ranks: Ranks) -> tuple[int, int]:
         """The numbers of lanes and of workers, as far as they make a difference to a source."""
