@@ -62,7 +62,7 @@ _DAMAGE: dict[str, tuple[int, Callable[[random.Random], dict[str, Any]]]] = {
 }
 #: What happens to mixtures, too.
 _OF_MIXTURES: dict[str, tuple[int, Callable[[random.Random], dict[str, Any]]]] = {
-    "read_again": (4, lambda rng: {"by": rng.choice([-1, 0, 0]), "then": rng.choice([0, 0, 1])}),
+    "read_again": (4, lambda rng: {"by": rng.choice([-1, 0]), "then": rng.choice([0, 1])}),
 }
 
 
