@@ -31,7 +31,6 @@ if TYPE_CHECKING:
     from tests.object_storage import Server
 
 N_OBS = 240
-URL = "s3://atlas/cells.zarr"
 
 
 @pytest.fixture(scope="module")

@@ -16,11 +16,13 @@ if TYPE_CHECKING:
 
 #: The name of a method of a Simulation, and its arguments.
 type Event = tuple[str, dict[str, Any]]
+#: By name: how often an event happens, and how its arguments are drawn.
+type Events = dict[str, tuple[int, Callable[[random.Random], dict[str, Any]]]]
 
 #: What ranks do before the loop in which they resume.
 _THEN = "", "", "look", "set the epoch", "look and set the epoch", "set an earlier epoch"
-#: What happens, how often it does, and how its arguments are drawn.
-_EVENTS: dict[str, tuple[int, Callable[[random.Random], dict[str, Any]]]] = {
+#: What happens to all jobs.
+_EVENTS: Events = {
     "take": (10, lambda rng: {"n_steps": rng.choice([1, 2, 3, ALL]), "stays_within": rng.random() < 0.4}),
     "save": (3, lambda rng: {"fate": one_of(rng, {"whole": 8, "torn": 1, "lost": 1})}),
     "die": (
@@ -54,14 +56,14 @@ _EVENTS: dict[str, tuple[int, Callable[[random.Random], dict[str, Any]]]] = {
     "refuse": (1, lambda rng: {"how": rng.choice(["job", "collection"])}),
 }
 #: What happens to files, too.
-_DAMAGE: dict[str, tuple[int, Callable[[random.Random], dict[str, Any]]]] = {
+_DAMAGE: Events = {
     "damage": (
         8,
         lambda rng: {"how": rng.choice(["flipped", "flipped", "shortened", "missing"]), "which": rng.randrange(10**6)},
     ),
 }
 #: What happens to mixtures, too.
-_OF_MIXTURES: dict[str, tuple[int, Callable[[random.Random], dict[str, Any]]]] = {
+_OF_MIXTURES: Events = {
     "read_again": (4, lambda rng: {"by": rng.choice([-1, 0]), "then": rng.choice([0, 1])}),
 }
 
