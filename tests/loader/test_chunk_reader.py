@@ -18,7 +18,7 @@ from hypothesis import strategies as st
 from zarr.codecs import BloscCodec, BytesCodec, Crc32cCodec, ShardingCodec, ZstdCodec
 from zarr.storage import LocalStore, MemoryStore
 
-from annbatch_distributed.loader import chunk_reader, shards
+from annbatch_distributed.loader import chunk_reader, files
 from annbatch_distributed.loader.shards import DamagedChunkError, Shards
 from tests.workers import as_worker
 
@@ -168,7 +168,7 @@ def test_other_systems_read_the_same(missing: str, tmp_path: Path, monkeypatch: 
     """Windows has no preadv, and macOS no posix_fadvise."""
     array = Layout().write(tmp_path)
     monkeypatch.delattr(os, missing)
-    monkeypatch.setattr(shards, "IS_SUPPORTED", hasattr(os, "preadv"))
+    monkeypatch.setattr(files, "IS_SUPPORTED", hasattr(os, "preadv"))
     own = Shards.of(array.async_array)
     assert (own is None) == (missing == "preadv")
     if own is not None:

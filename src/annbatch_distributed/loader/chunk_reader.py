@@ -25,8 +25,8 @@ import zarr
 
 from annbatch_distributed.core.values import Int64Array, n_cores
 from annbatch_distributed.core.worker import current_worker
-from annbatch_distributed.loader.files import StoredFile
-from annbatch_distributed.loader.shards import Shards, verifies
+from annbatch_distributed.loader.files import Reading, StoredFile, together
+from annbatch_distributed.loader.shards import Shards, twice, verifies
 
 #: Number of files that are open at the same time, far below the limit of a process.
 _MOST_FILES = 64
@@ -78,27 +78,35 @@ def read(shards: Shards, starts: Int64Array, stops: Int64Array, out: npt.NDArray
     DamagedChunkError
         If a chunk isn't stored as it was written, or isn't stored though all must be.
     """
+    together([reading(shards, starts, stops, out)])
+
+
+def reading(shards: Shards, starts: Int64Array, stops: Int64Array, out: npt.NDArray[Any]) -> Reading[None]:
+    """Read runs of rows as :func:`read` does, but yield after each announcement to a remote store."""
     pieces = _pieces_of(starts, stops, shards.chunk_size)
-    for some in batched(_by_shard(pieces.chunks // shards.n_chunks), _MOST_FILES):
+    by_shard = [*_by_shard(pieces.chunks // shards.n_chunks)]
+    for some in batched(by_shard, max(_MOST_FILES, len(by_shard) * shards.files.is_remote)):
         with ExitStack() as opened:
-            files = list[StoredFile]()
+            of_shard = {number: file for number, *_ in some if (file := shards.open(number)) is not None}
+            for number, file in of_shard.items():
+                opened.callback(file.close)
+                shards.announce_index(number, file)
+            if shards.files.is_remote:
+                yield
+            files = [*of_shard.values()]
             # (pieces, 3): file, first byte and number of bytes of the chunk of each piece
             entries = np.zeros((some[-1][2] - some[0][1], 3), np.int64)
-            for number, begin, end in some:
-                if (file := shards.open(number)) is None:
-                    continue
-                opened.callback(file.close)
+            for place, (number, begin, end) in enumerate(one for one in some if one[0] in of_shard):
                 here = entries[begin - some[0][1] : end - some[0][1]]
-                here[:, 0] = len(files)
-                here[:, 1:] = shards.index(number, file)[pieces.chunks[begin:end] - number * shards.n_chunks]
-                files.append(file)
+                here[:, 0] = place
+                here[:, 1:] = shards.index(number, files[place])[pieces.chunks[begin:end] - number * shards.n_chunks]
             own = _Pieces(*(part[some[0][1] : some[-1][2]] for part in pieces))
             is_stored = entries[:, 2] > 0
             if not is_stored.all():
                 _fill_missing(shards, _Pieces(*(part[~is_stored] for part in own)), out)
                 own, entries = _Pieces(*(part[is_stored] for part in own)), entries[is_stored]
             if len(entries):
-                _read_stored(shards, own, _Chunks(*entries.T), files, out)
+                yield from _read_stored(shards, own, _Chunks(*entries.T), files, out)
 
 
 def _fill_missing(shards: Shards, pieces: _Pieces, out: npt.NDArray[Any]) -> None:
@@ -111,7 +119,7 @@ def _fill_missing(shards: Shards, pieces: _Pieces, out: npt.NDArray[Any]) -> Non
 
 def _read_stored(
     shards: Shards, pieces: _Pieces, chunks: _Chunks, files: Sequence[StoredFile], out: npt.NDArray[Any]
-) -> None:
+) -> Reading[None]:
     """Read pieces whose chunks are stored."""
     is_plain = shards.decode is None and not shards.has_checksums and out.dtype == shards.dtype
     fill: Callable[[_Read], None]
@@ -134,6 +142,9 @@ def _read_stored(
         lines = [*zip(*(part.tolist() for part in (*pieces, chunks.offsets, chunks.sizes)), strict=True)]
 
         def fill(one: _Read) -> None:
+            twice(one.file, one.offset, one.n_bytes, lambda: fill_once(one))
+
+        def fill_once(one: _Read) -> None:
             content, decoded = np.empty(one.n_bytes, np.uint8), None
             one.file.read(one.offset, content)
             for chunk, start, stop, place, offset, size in lines[one.pieces]:
@@ -146,6 +157,8 @@ def _read_stored(
     reads = [*_reads_of(chunks, files, continues)]
     for one in reads:
         one.file.announce(one.offset, one.n_bytes)
+    if shards.files.is_remote:
+        yield
     # smaller chunks are decoded faster than threads can take turns
     _run(fill, reads, _n_threads() if shards.chunk_bytes >= _WORTH_A_THREAD else 1)
 

@@ -8,6 +8,7 @@ an index in memory. All columns have the same chunks, which are therefore looked
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
+from functools import partial
 from itertools import pairwise
 from typing import Any, NamedTuple, Self
 
@@ -15,8 +16,8 @@ import numpy as np
 import numpy.typing as npt
 
 from annbatch_distributed.core.values import Int64Array
-from annbatch_distributed.loader.files import StoredFile
-from annbatch_distributed.loader.shards import DamagedChunkError, Shards, verifies
+from annbatch_distributed.loader.files import Reading, StoredFile, together
+from annbatch_distributed.loader.shards import DamagedChunkError, Shards, prepare, twice, verifies
 
 #: Largest number of rows of a chunk: of larger ones, most of what is read would not be of the wanted rows.
 MOST_ROWS = 4_096
@@ -97,11 +98,8 @@ class Column:
         if len(known) < len(parts) or len({(part.chunk_size, part.dtype, part.has_checksums) for part in known}) != 1:
             return None
         column = cls(known, n_more)
-        for number in range(len(known)):
-            if (file := column._opened(number)) is None:
-                return None
-            file.close()
-        return column
+        prepare(known)
+        return column if all(together(map(column._is_in_order, range(len(known))))) else None
 
     def __getstate__(self) -> dict[str, Any]:
         return vars(self) | {"_versions": {}}
@@ -119,20 +117,32 @@ class Column:
         OSError
             If a chunk isn't stored as it was written, with the cells in it.
         """
+        return together([self.reading(places)])[0]
+
+    def reading(self, places: Places) -> Reading[npt.NDArray[Any]]:
+        """Read the values at some places as :meth:`read` does, but yield after announcing them to a remote store."""
         any_part = self._parts[0]
         dtype, step = any_part.dtype, any_part.encoded_bytes
         content = np.empty((places.n_chunks, step), np.uint8)
         is_verified = any_part.has_checksums and verifies()
+        opened = dict[int, StoredFile]()
+        if any_part.files.is_remote:  # a local disk reads a few KB as fast without
+            for number, runs in places.runs:
+                if (known := (yield from self._opening(number))) is None:
+                    continue
+                opened[number] = known
+                for first, _, n_chunks in runs:
+                    known.announce(first * step, n_chunks * step)
+            yield
         for number, runs in places.runs:
-            file, part = self._opened(number), self._parts[number]
+            file, part = opened.get(number) or (yield from self._opening(number)), self._parts[number]
             try:
                 if file is None:
                     raise part.rewritten(0)
-                for first, place, n_chunks in runs:
-                    file.read(first * step, content[place : place + n_chunks].reshape(-1))
-                    if is_verified:
-                        for chunk, encoded in enumerate(content[place : place + n_chunks], first):
-                            part.verify(chunk, encoded, file.path)
+                for run in runs:
+                    out = content[run.place : run.place + run.n_chunks]
+                    fill = partial(part.read_chunks, file, run.first, out, verifies=is_verified)
+                    twice(file, run.first * step, out.size, fill)
             except DamagedChunkError as error:
                 raise self._explained(error, number) from error
             finally:
@@ -142,7 +152,12 @@ class Column:
         values = np.ascontiguousarray(content[:, : any_part.chunk_bytes]).reshape(-1).view(dtype)
         return values[places.at].astype(dtype.newbyteorder("="), copy=False)
 
-    def _opened(self, number: int) -> StoredFile | None:
+    def _is_in_order(self, number: int) -> Reading[bool]:
+        if (file := (yield from self._opening(number))) is not None:
+            file.close()
+        return file is not None
+
+    def _opening(self, number: int) -> Reading[StoredFile | None]:
         """Open the file of a dataset; None if its chunks don't follow each other, or if some need not be stored."""
         part, file = self._parts[number], None
         try:
@@ -151,6 +166,9 @@ class Column:
                     raise part.missing(0)
                 return None
             if self._versions.get(number) != file.version:
+                part.announce_index(0, file)
+                if part.files.is_remote:
+                    yield
                 if not part.has_all_in_order(file):
                     file.close()
                     return None

@@ -6,11 +6,12 @@ Readers use only what :class:`StoredFile` has, so an object of another kind of s
 from __future__ import annotations
 
 import os
-from collections.abc import Hashable
-from typing import Protocol
+from collections.abc import Generator, Hashable, Iterable
+from typing import Protocol, runtime_checkable
 
 import numpy as np
 import numpy.typing as npt
+from zarr.storage import LocalStore
 
 type Bytes = npt.NDArray[np.uint8]
 
@@ -39,8 +40,69 @@ class StoredFile(Protocol):
     def read(self, offset: int, out: Bytes) -> None:
         """Fill ``out`` with the bytes from an offset on; an OSError if there are fewer."""
 
+    def fetch_again(self, offset: int, n_bytes: int) -> bool:
+        """Replace bytes that were damaged on their way from the store; return False if there is no way."""
+
     def close(self) -> None:
         """End the use of the object."""
+
+
+@runtime_checkable
+class FileStore(Protocol):
+    """Store whose objects can be opened."""
+
+    is_remote: bool
+    """True if each read takes long, but many at the same time hardly longer than one. Open files cost nothing then."""
+
+    def open_file(self, key: str) -> StoredFile:
+        """Open an object; a FileNotFoundError if there is none."""
+
+    def prepare(self, keys: Iterable[str]) -> None:
+        """Tell the store that some objects will be opened."""
+
+
+class LocalFiles:
+    """Files in a folder."""
+
+    is_remote = False
+
+    def __init__(self, root: str) -> None:
+        self._root = root
+
+    def open_file(self, key: str) -> StoredFile:
+        """Open a file; a FileNotFoundError if there is none."""
+        return LocalFile(f"{self._root}/{key}")
+
+    def prepare(self, keys: Iterable[str]) -> None:
+        """Do nothing, as opening a file takes no time."""
+
+    def __str__(self) -> str:
+        return self._root
+
+
+#: Reading that yields after it has announced what it reads, if the store is remote.
+type Reading[T] = Generator[None, None, T]
+
+
+def together[T](readings: Iterable[Reading[T]]) -> list[T]:
+    """Return what readings return: all of them announce what they read before the first one waits for it."""
+    running = dict(enumerate(readings))
+    results = dict[int, T]()
+    while running:
+        for number, reading in [*running.items()]:
+            try:
+                next(reading)
+            except StopIteration as end:
+                results[number] = end.value
+                del running[number]
+    return [results[number] for number in sorted(results)]
+
+
+def files_in(store: object) -> FileStore | None:
+    """Return the files of a store; None if only zarr can read it."""
+    if type(store) is LocalStore:
+        return LocalFiles(str(store.root)) if IS_SUPPORTED else None
+    return store if isinstance(store, FileStore) else None
 
 
 class LocalFile:
@@ -68,6 +130,10 @@ class LocalFile:
             if not n_bytes:
                 raise OSError(f"{self.path} ended at byte {offset:,} while it was read.")
             out, offset = out[n_bytes:], offset + n_bytes
+
+    def fetch_again(self, offset: int, n_bytes: int) -> bool:  # noqa: ARG002 nothing is between it and its reader
+        """Return False."""
+        return False
 
     def close(self) -> None:
         """Close the file."""

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from functools import cache, partial
+from itertools import islice
 from typing import Any, NamedTuple, Self
 
 import anndata as ad
@@ -16,12 +17,12 @@ import numpy as np
 import numpy.typing as npt
 import pandas as pd
 from zarr import Array
-from zarr.storage import LocalStore
 
 from annbatch_distributed.core.rows import runs
 from annbatch_distributed.core.values import Int64Array
 from annbatch_distributed.loader import chunk_reader
-from annbatch_distributed.loader.columns import MOST_ROWS, Chunking, Column, Places, bounds_of
+from annbatch_distributed.loader.columns import MOST_ROWS, Chunking, Column, bounds_of
+from annbatch_distributed.loader.files import files_in, together
 from annbatch_distributed.loader.shards import DamagedChunkError, Shards
 
 #: By ``encoding-type``: classes of values and flags of missing ones.
@@ -138,7 +139,7 @@ class Labels:
     def of(cls, tables: Sequence[Any], *, names: bool) -> Self | None:
         """Return the labels of the groups ``obs`` of all datasets; None if they can't be read with the rows."""
         # before anything is read from a remote store
-        if not isinstance(tables[0].store, LocalStore) or (columns := _columns_of(tables)) is None:
+        if files_in(tables[0].store) is None or (columns := _columns_of(tables)) is None:
             return None
         stored = [Names(number, table) for number, table in enumerate(tables)]
         if names and not all(own.is_read_in_chunks for own in stored):
@@ -166,16 +167,14 @@ class Labels:
         index, places = self._index(rows_of), self._chunking.places(rows_of)
         if at is not None:
             index, places = index[at], places._replace(at=places.at[at])
-        values = {name: self._values(name, places) for name in (self._columns if columns is None else columns)}
+        wanted = {name: self._columns[name] for name in (self._columns if columns is None else columns)}
+        read = iter(together(column.reading(places) for _, parts in wanted.values() for column in parts))
+        values = {name: make(*islice(read, len(parts))) for name, (make, parts) in wanted.items()}
         return pd.DataFrame(values, index=index, copy=False)
 
     def tables(self) -> list[pd.DataFrame]:
         """Return the labels of each dataset, all of its rows."""
         return [self.read({number: np.arange(length)}) for number, length in enumerate(self._lengths)]
-
-    def _values(self, name: str, places: Places) -> Any:  # noqa: ANN401 an array of NumPy or pandas
-        make, columns = self._columns[name]
-        return make(*(column.read(places) for column in columns))
 
     def _index(self, rows_of: Mapping[int, Int64Array]) -> pd.Index[Any]:
         if self._names is None:

@@ -1,17 +1,17 @@
-"""Reader for collections on a local disk: reads a load request in the thread that asks for it.
+"""Reader for collections on a local disk, or in a cache on it: reads a load request in the thread that asks for it.
 
 annbatch reads through zarr, which makes an indexer for each run of consecutive rows, iterates over it twice, and passes
 each array through its event loop to a thread that decodes. For chunks of 64 rows, this takes half as long as
 decoding them. Most of it is Python code, which holds the GIL, so prefetching delays the training. Here, consecutive
 rows are joined to runs, runs of rows of a CSR matrix become runs of its values, and :mod:`chunk_reader` reads them.
 
-annbatch reads everything else: data in memory or in remote stores, arrays that :mod:`shards` doesn't know, and datasets
-of different dtypes. If it must read one dataset of a loader, it reads all of them.
+annbatch reads everything else: data in memory or in remote stores without a cache, arrays that :mod:`shards` doesn't
+know, and datasets of different dtypes. If it must read one dataset of a loader, it reads all of them.
 """
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
@@ -23,7 +23,8 @@ from annbatch_distributed.core.values import Int64Array
 from annbatch_distributed.loader import chunk_reader
 from annbatch_distributed.loader._annbatch import data_in, have_one_dtype, room_for, stored_arrays
 from annbatch_distributed.loader.columns import Chunking, Column, bounds_of
-from annbatch_distributed.loader.shards import DamagedChunkError, Shards
+from annbatch_distributed.loader.files import Reading, together
+from annbatch_distributed.loader.shards import DamagedChunkError, Shards, prepare
 
 if TYPE_CHECKING:
     from annbatch import Loader
@@ -35,7 +36,7 @@ type _Bounds = tuple[Int64Array, Int64Array]
 
 @dataclass(frozen=True)
 class _Cells:
-    """Cells of a dataset on a local disk."""
+    """Cells of a dataset."""
 
     number: int
     """Number of the dataset."""
@@ -44,18 +45,24 @@ class _Cells:
     indptr: Shards | None
     """``indptr`` of a CSR matrix; None for an array of rows."""
 
-    def read(self, rows: Int64Array, bounds: _Bounds | None, outs: tuple[npt.NDArray[Any], ...]) -> None:
-        """Read rows into ``outs``; an OSError if they are damaged."""
+    def readings(
+        self, rows: Int64Array, bounds: _Bounds | None, outs: tuple[npt.NDArray[Any], ...]
+    ) -> Iterator[Reading[None]]:
+        """Yield readings of rows into ``outs``, which raise an OSError if these are damaged."""
         # (rows,): the first value of each row, and the first of the next one
         starts, stops = (rows, rows + 1) if bounds is None else bounds
         # consecutive rows are one run of values, also if some have none
         breaks = np.flatnonzero(np.diff(rows) != 1) + 1
         run_starts, run_stops = starts[np.append(0, breaks)], stops[np.append(breaks, len(rows)) - 1]
-        try:
-            for array, out in zip(self.arrays, outs, strict=True):
-                chunk_reader.read(array, run_starts, run_stops, out)
-        except DamagedChunkError as error:
-            raise error.of_cells(self.number, rows[(starts < error.stop) & (stops > error.start)]) from error
+
+        def explained(reading: Reading[None]) -> Reading[None]:
+            try:
+                yield from reading
+            except DamagedChunkError as error:
+                raise error.of_cells(self.number, rows[(starts < error.stop) & (stops > error.start)]) from error
+
+        for array, out in zip(self.arrays, outs, strict=True):
+            yield explained(chunk_reader.reading(array, run_starts, run_stops, out))
 
     def check(self, bounds: _Bounds) -> None:
         """Raise a ValueError if ``indptr`` is damaged."""
@@ -105,7 +112,7 @@ class _Pointers:
 
 
 class LocalReader:
-    """Reader of the datasets of a loader that are on a local disk."""
+    """Reader of the datasets of a loader."""
 
     def __init__(self) -> None:
         # the number of datasets; the datasets, or None if only annbatch can read them; and indptr of sparse ones
@@ -145,9 +152,11 @@ class LocalReader:
         values = datasets[0].arrays[0]
         data = room_for(loader, (sum(n_each), *values.row_shape), values.dtype.newbyteorder("="))
         indices = None if pointers is None else room_for(loader, (sum(n_each),), np.dtype(np.int32))
+        readings = list[Reading[None]]()
         for (number, rows), (first, end) in zip(rows_of.items(), bounds_of(n_each), strict=True):
             outs = (data[first:end],) if indices is None else (data[first:end], indices[first:end])
-            datasets[number].read(rows, bounds.get(number), outs)
+            readings += datasets[number].readings(rows, bounds.get(number), outs)
+        together(readings)
         if indices is None:
             return data
         # rows of 3, 0 and 2 values have the indptr 0 3 3 5
@@ -157,11 +166,12 @@ class LocalReader:
 
 def _opened(datasets: Sequence[Sequence[Array[Any]]]) -> tuple[list[_Cells] | None, _Pointers | None]:
     """Return datasets of some arrays, and ``indptr`` of sparse ones; None if only annbatch can read them."""
-    cells = list[_Cells]()
-    for number, arrays in enumerate(datasets):
-        known = [shards for array in arrays if (shards := Shards.of(array.async_array)) is not None]
-        if not arrays or len(known) < len(arrays):
-            return None, None
+    cells, opened = list[_Cells](), [[Shards.of(array.async_array) for array in arrays] for arrays in datasets]
+    known_of = [[shards for shards in arrays if shards is not None] for arrays in opened]
+    if known_of != opened or not all(opened):
+        return None, None
+    prepare([shards for known in known_of for shards in known])
+    for number, known in enumerate(known_of):
         *values, last = known
         cells.append(_Cells(number, tuple(values), last) if values else _Cells(number, (last,), None))
     indptr = [own.indptr for own in cells if own.indptr is not None]

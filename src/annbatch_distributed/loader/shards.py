@@ -1,4 +1,4 @@
-"""Shards of an array on a local disk: where its chunks are, and how one is verified and decoded.
+"""Shards of an array on a local disk or in a cache: where its chunks are, and how one is verified and decoded.
 
 Known are the arrays of ``collect``, annbatch and anndata: chunks of whole rows, in shards or not, whose codecs are
 ``bytes``, then at most one of ``blosc`` and ``zstd``, then at most ``crc32c``; and the strings of ``collect``, whose
@@ -9,7 +9,7 @@ for each run of rows, and zarrs doesn't verify the checksums of chunks within a 
 from __future__ import annotations
 
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
 from typing import Any, Self
@@ -21,10 +21,9 @@ import zarr
 from numcodecs import Blosc, VLenUTF8, Zstd
 from zarr import AsyncArray
 from zarr.codecs import BloscCodec, BytesCodec, Crc32cCodec, ShardingCodec, VLenUTF8Codec, ZstdCodec
-from zarr.storage import LocalStore
 
 from annbatch_distributed.core.values import SHARD_DIGESTS, Int64Array, few
-from annbatch_distributed.loader.files import IS_SUPPORTED, Bytes, LocalFile, StoredFile
+from annbatch_distributed.loader.files import Bytes, FileStore, StoredFile, files_in
 
 #: Bytes of an entry of the index: the first byte of a chunk, and its number of bytes.
 _ENTRY = 16
@@ -57,8 +56,10 @@ class DamagedChunkError(OSError):
 class Shards:
     """Shards of an array."""
 
+    files: FileStore
+    """Files of the collection."""
     folder: str
-    """Path of the array."""
+    """Path of the array in the collection."""
     name_of: Callable[[tuple[int, ...]], str]
     """Function that returns the name of a shard."""
     n_rows: int
@@ -83,8 +84,8 @@ class Shards:
     @classmethod
     def of(cls, array: AsyncArray[Any]) -> Self | None:
         """Return the shards of an array; None if they are of a kind that only zarr can read."""
-        store, codecs = array.store_path.store, getattr(array.metadata, "codecs", ())  # zarr 2 has none
-        if type(store) is not LocalStore or not IS_SUPPORTED or not array.shape:
+        files, codecs = files_in(array.store_path.store), getattr(array.metadata, "codecs", ())  # zarr 2 has none
+        if files is None or not array.shape:
             return None
         is_text = array.dtype.kind in _STRINGS and array.ndim == 1
         try:
@@ -108,7 +109,8 @@ class Shards:
         if not is_known or 0 in array.shape[1:] or not array.shape[1:] == chunks[1:] == shards[1:]:
             return None
         return cls(
-            str(store.root / array.store_path.path),  # a Path for each shard takes longer than reading
+            files,
+            array.store_path.path,
             array.metadata.encode_chunk_key,
             array.shape[0],
             array.shape[1:],
@@ -148,13 +150,21 @@ class Shards:
     def open(self, number: int) -> StoredFile | None:
         """Open a shard; return None if it isn't stored."""
         try:
-            return LocalFile(self.path(number))
+            return self.files.open_file(self._key(number))
         except FileNotFoundError:
             return None
 
     def path(self, number: int) -> str:
-        """Return the path of a shard."""
-        return f"{self.folder}/{self.name_of((number, *(0 for _ in self.row_shape)))}"
+        """Return the path of a shard, for people."""
+        return f"{self.files}/{self._key(number)}"
+
+    def keys(self) -> Iterator[str]:
+        """Yield the keys of all shards."""
+        yield from map(self._key, range(-(-self.n_rows // self.shard_size)))
+
+    def _key(self, number: int) -> str:
+        name = self.name_of((number, *(0 for _ in self.row_shape)))
+        return f"{self.folder}/{name}" if self.folder else name
 
     def index(self, number: int, file: StoredFile) -> npt.NDArray[np.unsignedinteger[Any]]:
         """Return the first byte and the number of bytes of each chunk of a shard; 0 bytes of chunks that aren't stored.
@@ -167,6 +177,18 @@ class Shards:
             index = self._index_in(number, file)
             self._indexes[number] = file.version, index
         return index
+
+    def announce_index(self, number: int, file: StoredFile) -> None:
+        """Tell the store that the index of a shard will be read soon, unless it is known."""
+        version, _ = self._indexes.get(number, (None, None))
+        start, n_bytes = self._index_bytes(file)
+        if self.has_indexes and version != file.version and start >= 0:
+            file.announce(start, n_bytes)
+
+    def _index_bytes(self, file: StoredFile) -> tuple[int, int]:
+        """Return the first byte of the index of a shard, negative if the file is too short, and its number of bytes."""
+        n_bytes = self.n_chunks * _ENTRY + _CHECKSUM
+        return file.size - n_bytes, n_bytes
 
     def has_all_in_order(self, file: StoredFile) -> bool:
         """Return True if the only shard has all chunks of an uncompressed array, one after the other.
@@ -183,14 +205,17 @@ class Shards:
             if not file.size:
                 raise self._damaged_shard(number, f"{file.path} is damaged: it is empty.")
             return np.array([[0, file.size]], np.uint64)
-        n_bytes = self.n_chunks * _ENTRY + _CHECKSUM
-        end = file.size - n_bytes
+        end, n_bytes = self._index_bytes(file)
         content = np.empty(n_bytes, np.uint8)
-        if end >= 0:
-            file.read(end, content)
-        # of a shard of another size, which has replaced this one, the last entries would look like an index
-        if end < 0 or not _is_intact(content):
-            raise self.rewritten(number, f"the checksum of its index is wrong. It has {file.size:,} bytes.")
+
+        def read() -> None:
+            if end >= 0:
+                file.read(end, content)
+            # of a shard of another size, which has replaced this one, the last entries would look like an index
+            if end < 0 or not _is_intact(content):
+                raise self.rewritten(number, f"the checksum of its index is wrong. It has {file.size:,} bytes.")
+
+        twice(file, end, n_bytes, read)
         index = content[:-_CHECKSUM].view("<u8").reshape(-1, 2)
         is_missing = (index == _MISSING).all(axis=1)
         starts, sizes = index.T
@@ -203,6 +228,13 @@ class Shards:
             )
         # 4 bytes, where they are enough: it is kept for each chunk of the collection
         return np.where(is_missing[:, None], 0, index).astype(np.uint32 if end < 1 << 32 else np.uint64)
+
+    def read_chunks(self, file: StoredFile, first: int, out: Bytes, *, verifies: bool) -> None:
+        """Fill ``out``, of shape ``(n_chunks, n_bytes)``, with chunks of the only shard, which isn't compressed."""
+        file.read(first * self.encoded_bytes, out.reshape(-1))
+        if verifies:
+            for number, encoded in enumerate(out, first):
+                self.verify(number, encoded, file.path)
 
     def verify(self, number: int, encoded: Bytes, path: str) -> None:
         """Raise a DamagedChunkError if the checksum of a chunk is wrong."""
@@ -277,6 +309,22 @@ class Shards:
     def _damaged_shard(self, number: int, message: str) -> DamagedChunkError:
         start = number * self.shard_size
         return DamagedChunkError(message, start, min(start + self.shard_size, self.n_rows))
+
+
+def prepare(arrays: Sequence[Shards]) -> None:
+    """Tell the store that all shards of some arrays of a collection will be opened."""
+    if arrays:
+        arrays[0].files.prepare(key for shards in arrays for key in shards.keys())  # noqa: SIM118 no dict
+
+
+def twice(file: StoredFile, offset: int, n_bytes: int, read: Callable[[], None]) -> None:
+    """Call a function that reads some bytes of a file; once more if they are damaged, and can be fetched again."""
+    try:
+        read()
+    except DamagedChunkError:
+        if offset < 0 or not file.fetch_again(offset, n_bytes):
+            raise
+        read()
 
 
 def _may_be_missing(array: AsyncArray[Any]) -> bool:
