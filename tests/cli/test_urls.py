@@ -54,6 +54,15 @@ def test_ranks_that_check_starts_open_a_url_too(url: str) -> None:
     assert "2 ranks have read" in done.stdout
 
 
+def test_commands_read_through_a_cache(collection: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    cache = "--cache", tmp_path / "cache", "--cache-limit", "1GB"
+    steps = "--state", saved(made(collection), tmp_path), "--steps", "0:2"
+    listed = said(capsys, "cells", collection.as_uri(), *steps, *cache)
+    assert listed == said(capsys, "cells", collection, *steps)
+    assert "2 ranks have read" in said(capsys, "check", collection.as_uri(), *SMALL, *cache)
+    assert [path for path in (tmp_path / "cache").rglob("X/**/*") if path.is_file()]
+
+
 def test_missing_url_is_one_line(url: str, capsys: pytest.CaptureFixture[str]) -> None:
     """A URL without a collection is one line on stderr."""
     line = said(capsys, "plan", f"{url}/nothing", code=2)

@@ -267,6 +267,7 @@ def _add_check(parser: _Parser) -> None:
     group.add_argument("--data", action="store_true", help=data)
     jobs = "Number of processes that read files under --data (default: one for each core)"
     group.add_argument("--jobs", type=_POSITIVE, metavar="N", help=jobs)
+    _add_cache(group.add_argument)
     _add_rows(group.add_argument)
     _add_sampler(parser)
     _add_json(parser.add_argument_group("output").add_argument)
@@ -283,6 +284,7 @@ def _add_cells(parser: _Parser) -> None:
     group.add_argument("--steps", type=_steps, required=True, metavar="A:B", help=steps)
     ranks = "Number of ranks of the epoch, or of a job with virtual ranks (default: from the state)"
     group.add_argument("--ranks", type=_POSITIVE, metavar="N", help=ranks)
+    _add_cache(group.add_argument)
     _add_rows(group.add_argument, of_state=True)
     add = parser.add_argument_group("output").add_argument
     add("--obs", nargs="+", metavar="COLUMN", help="Columns of obs to show")
@@ -292,6 +294,11 @@ def _add_cells(parser: _Parser) -> None:
 
 def _add_json(add: Callable[..., argparse.Action]) -> None:
     add("--json", action="store_true", help="Print only JSON")
+
+
+def _add_cache(add: Callable[..., argparse.Action]) -> None:
+    add("--cache", metavar="DIR", help="Folder on this node with blocks of a remote collection, shared with training")
+    add("--cache-limit", type=_size, metavar="SIZE", help="Largest size of the folder, at least 512 MiB, such as 500GB")
 
 
 def _add_rows(add: Callable[..., argparse.Action], *, of_state: bool = False) -> None:

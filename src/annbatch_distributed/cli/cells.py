@@ -256,7 +256,7 @@ def run(options: Namespace) -> int:
     """Print the cells of some steps, or their counts by label."""
     with _reported(f"--state {options.state}"):
         state = _state(Path(options.state), options.state_key)
-    cells = Cells(options.path)
+    cells = Cells(options)
     loader = loader_of(options, state, cells)
     epoch = int(state["epoch"]) if options.epoch is None else options.epoch
     columns = dict.fromkeys(options.obs or ())

@@ -63,7 +63,7 @@ def run(options: Namespace) -> int:
 
     from annbatch_distributed.cli.collection import Cells, choose_sizes, plans_of, settings_of
 
-    cells = Cells(options.path)
+    cells = Cells(options)
     if lost := cells.lost():
         if options.json:
             print(json.dumps({"n_obs": cells.n_obs, "ok": False, "problems": lost, "epochs": []}))
@@ -195,7 +195,7 @@ def as_rank(options: Namespace, mask: Any, rank: int, meet: Meet) -> None:  # no
         return_index=True,
         preload_to_gpu=False,
         prefetch=options.prefetch,
-    ).use_collection(Cells(options.path).collection, names=False)
+    ).use_collection(Cells(options).collection, names=False)
     meet("ready")  # so that all ranks read at the same time
     for epoch in range(options.epoch, options.epoch + options.epochs):
         loader.set_epoch(epoch)

@@ -74,10 +74,12 @@ def _arrays(group: Any) -> Iterator[zarr.Array[Any]]:  # noqa: ANN401 a group of
 class Cells:
     """Collection at a path or URL, opened for reading; a CommandError if it can't be read."""
 
-    def __init__(self, path: str) -> None:
-        self.path = path
+    def __init__(self, options: Namespace) -> None:
+        self.path = str(options.path)
+        # only the commands that read cells have a cache
+        cache = {name: getattr(options, name, None) for name in ("cache", "cache_limit")}
         with self._readable():
-            self.collection = as_collection(path)
+            self.collection = as_collection(self.path, **cache)
             # from metadata; raises if annbatch would read rows wrongly
             self.n_obs = sum(n_rows_of(group["X"], group["X"].path) for group in self.collection)
             if not self.n_obs:

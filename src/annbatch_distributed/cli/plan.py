@@ -30,7 +30,7 @@ def run(options: Namespace) -> int:
         raise CommandError(f"plan needs either the PATH of a collection or --n-obs, got {problem}")
     cells, labels, n_obs, mask = None, None, options.n_obs, options.rows
     if options.path is not None:
-        cells = Cells(options.path)
+        cells = Cells(options)
         n_obs, mask = cells.n_obs, cells.mask(options.rows, options.where)
         if options.by is not None:
             labels = cells.labels(options.by)

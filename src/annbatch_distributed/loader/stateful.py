@@ -15,6 +15,7 @@ from contextlib import AbstractContextManager
 from importlib.util import find_spec
 from inspect import signature
 from itertools import islice
+from os import PathLike
 from typing import TYPE_CHECKING, Any, Self
 
 import anndata as ad
@@ -207,6 +208,8 @@ class StatefulLoader(EpochLoader, Loader[Any, Any]):
         prefetch: int = 1,
         names: bool = False,
         load_adata: Callable[[zarr.Group], ad.AnnData] | None = None,
+        cache: str | PathLike[str] | None = None,
+        cache_limit: int | str | None = None,
         **options: Any,  # noqa: ANN401 of DistributedSampler and annbatch's Loader
     ) -> Self:
         """Make a loader of a collection, with sizes that fit into memory.
@@ -265,6 +268,15 @@ class StatefulLoader(EpochLoader, Loader[Any, Any]):
             labels. :meth:`cells_of` has the names in any case.
         load_adata
             Function that loads the ``AnnData`` of each dataset, as for :meth:`use_collection`, with its names.
+        cache
+            Folder on a local disk in which the processes of a node keep what they have read of a collection in object
+            storage, or on a file system that is slow: each part is fetched once, and read from there in later epochs
+            and jobs (see :ref:`the page on storage <cache>`). ``collection`` must be a URL or a path. None keeps
+            nothing (default).
+        cache_limit
+            Largest size of this folder, at least 512 MiB: a number of bytes, or a string such as ``"500GB"``. A full
+            cache deletes what no rank has read since the job began, longest ago first, and keeps the rest. None has no
+            limit (default).
         options
             Other arguments of :class:`DistributedSampler` and :class:`StatefulLoader`. The default of ``remainder`` is
             ``"exact"``, under which some batches are smaller; pass ``"drop"`` if each step needs batches of one size,
@@ -281,8 +293,10 @@ class StatefulLoader(EpochLoader, Loader[Any, Any]):
             As for :class:`DistributedSampler`, :func:`suggest_sizes` and ``use_collection``.
         OSError
             If there is no collection at a path.
+        ImportError
+            If ``cache`` is a folder, and obstore is not installed.
         """
-        collection = as_collection(collection)
+        collection = as_collection(collection, cache=cache, cache_limit=cache_limit)
         sampler = sampler_for(
             "from_collection",
             [collection],

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Generator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
+from os import PathLike
 from typing import TYPE_CHECKING, Any, Self
 
 import numpy.typing as npt
@@ -123,6 +124,8 @@ class AlignedLoader(EpochLoader):
         prefetch: int = 1,
         names: bool = False,
         load_adata: Mapping[str, Callable[[zarr.Group], ad.AnnData]] | None = None,
+        cache: str | PathLike[str] | None = None,
+        cache_limit: int | str | None = None,
         **options: Any,  # noqa: ANN401 of DistributedSampler and annbatch
     ) -> Self:
         """Make a loader of several collections of the same cells.
@@ -165,7 +168,7 @@ class AlignedLoader(EpochLoader):
         collections
             Collection of each store by name, as for :meth:`StatefulLoader.from_collection`. With ``load_adata``, one
             collection can be several stores.
-        dist_info, batch_size, mask, seed, shuffle, sets, memory, prefetch, names
+        dist_info, batch_size, mask, seed, shuffle, sets, memory, prefetch, names, cache, cache_limit
             As for :meth:`StatefulLoader.from_collection`; ``memory`` is the limit of all stores together.
         load_adata
             Functions by the names of stores. Each loads the ``AnnData`` of a dataset, as for ``use_collection`` of
@@ -189,7 +192,10 @@ class AlignedLoader(EpochLoader):
             raise ValueError(
                 f"load_adata must have names of stores, {', '.join(collections)}, got {', '.join(unknown)}."
             )
-        opened = {name: as_collection(collection) for name, collection in collections.items()}
+        opened = {
+            name: as_collection(collection, cache=cache, cache_limit=cache_limit)
+            for name, collection in collections.items()
+        }
         sampler = sampler_for(
             "from_collections",
             list(opened.values()),
