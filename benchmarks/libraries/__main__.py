@@ -16,6 +16,8 @@ from importlib import import_module, metadata
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from benchmarks.libraries import remote
+
 if TYPE_CHECKING:
     from collections.abc import Callable
 
@@ -49,6 +51,9 @@ def main() -> None:
         from benchmarks.libraries.lockstep import serve  # torch, which not every library has
 
         serve(library, out, *arguments)
+        return
+    if task == "remote":
+        remote.serve(library, out, *arguments)
         return
     answer: dict[str, Any] = {"versions": {package: metadata.version(package) for package in library.PACKAGES}}
     if task == "write":

@@ -17,6 +17,8 @@ from streaming import MDSWriter, StreamingDataLoader, StreamingDataset
 from streaming.base.batching import generate_work
 from streaming.base.world import World
 
+from benchmarks.libraries.cells import N_GENES
+
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
 
@@ -77,6 +79,17 @@ def loaders(folder: Path, configuration: Configuration, rank: int, world_size: i
         name = "mosaicml-streaming, DataLoader" if workers else "mosaicml-streaming"
         ways[name] = partial(epoch_of, loader)
     return ways
+
+
+def remote(place: str, cache: str, batch_size: str) -> Way:
+    """Return a way to read from object storage, through its folder of whole shards."""
+    dataset = StreamingDataset(
+        remote=place, local=cache, batch_size=int(batch_size), shuffle=True, num_canonical_nodes=1
+    )
+    loader = StreamingDataLoader(
+        dataset, batch_size=int(batch_size), num_workers=0, collate_fn=partial(collate, n_genes=N_GENES), drop_last=True
+    )
+    return partial(epoch_of, loader)
 
 
 def epoch_of(loader: StreamingDataLoader, epoch: int) -> Iterator[Any]:  # noqa: ARG001 it counts epochs itself
