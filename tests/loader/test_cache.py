@@ -343,6 +343,24 @@ def test_blocks_of_earlier_jobs_go(tmp_path: Path, monkeypatch: pytest.MonkeyPat
     assert {int(path.name) for path in blocks_in(tmp_path)} == {0, *range(3, 14), 16}
 
 
+def test_full_cache_is_not_looked_at_again(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, limits: None) -> None:
+    """Which takes seconds in a large folder."""
+    monkeypatch.setattr(cache, "BLOCK", 2)
+    own = Cache(tmp_path, limit=16)
+    assert [own.write("a", number, b"12") for number in range(8)] == [True] * 7 + [False]
+    monkeypatch.setattr(own, "_files", None)
+    assert not own.write("a", 8, b"12")
+
+
+def test_end_of_a_cut_block_is_not_read(tmp_path: Path) -> None:
+    """By a rank that has seen it whole."""
+    own, out = Cache(tmp_path), np.empty(3, np.uint8)
+    own.write("a", 0, b"1234")
+    assert own.read("a", 0, 1, out)
+    os.truncate(tmp_path / "a" / "0", 3)
+    assert not own.read("a", 0, 1, out)
+
+
 def test_only_blocks_are_deleted(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, limits: None) -> None:
     monkeypatch.setattr(cache, "BLOCK", 4)
     own = Cache(tmp_path, limit=32)
