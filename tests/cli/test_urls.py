@@ -61,6 +61,7 @@ def test_commands_read_through_a_cache(collection: Path, tmp_path: Path, capsys:
     assert listed == said(capsys, "cells", collection, *steps)
     assert "2 ranks have read" in said(capsys, "check", collection.as_uri(), *SMALL, *cache)
     assert [path for path in (tmp_path / "cache").rglob("X/**/*") if path.is_file()]
+    assert "Leave out --cache" in said(capsys, "check", collection, "--data", *cache, code=2)
 
 
 def test_missing_url_is_one_line(url: str, capsys: pytest.CaptureFixture[str]) -> None:

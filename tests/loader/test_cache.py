@@ -77,13 +77,15 @@ class Requests:
 
     def __init__(self) -> None:
         self.blocks, self.heads, self.n_bytes = Counter[tuple[str, int]](), Counter[str](), 0
-        self.seconds = 0.0
+        self.seconds, self.fails = 0.0, False
 
     def get(self, store: Any, key: str, *, options: Any) -> Any:
         time.sleep(self.seconds)
         start, stop = options["range"]
         self.blocks[key, start] += 1
         self.n_bytes += stop - start
+        if self.fails:
+            raise OSError("no answer")
         return obstore.get(store, key, options=options)
 
     def head(self, store: Any, key: str) -> Any:
@@ -122,7 +124,7 @@ def _read(batch: Any) -> Any:
 
 
 def blocks_in(folder: Path) -> list[Path]:
-    return sorted(path for path in folder.rglob("*") if path.name.isdigit() and path.is_file())
+    return sorted(path for path in folder.rglob("*") if path.suffix == ".block")
 
 
 @pytest.mark.parametrize("prefetch", [0, 2])
@@ -151,6 +153,23 @@ def small_requests(source: Any, **options: Any) -> StatefulLoader:
     sampler = DistributedSampler(RandomSampler(16, 2, 16), dist_info=Rank(0, 1), seed=0)
     made = StatefulLoader(batch_sampler=sampler, preload_to_gpu=False, return_index=True, prefetch=8)
     return made.use_collection(as_collection(source, **options))
+
+
+def test_reading_ends_with_the_first_error(
+    sparse: Path, tmp_path: Path, requests: Requests, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Requests that have not begun are not made: each may take minutes to fail, and a process waits for them."""
+    cached = loader(sparse, cache=tmp_path)
+    read(cached)
+    n_blocks = requests.blocks.total()
+    for block in blocks_in(tmp_path):
+        block.unlink()
+    monkeypatch.setattr(cached_store, "_N_REQUESTS", 1)
+    requests.seconds, requests.fails = 0.01, True
+    with pytest.raises(OSError, match="no answer"):
+        read(cached)
+    time.sleep(0.2)
+    assert requests.blocks.total() - n_blocks < n_blocks / 2
 
 
 def test_block_of_several_load_requests_is_fetched_once(
@@ -336,11 +355,11 @@ def test_blocks_of_earlier_jobs_go(tmp_path: Path, monkeypatch: pytest.MonkeyPat
     earlier = Cache(tmp_path, limit=32)
     assert [earlier.write("a", number, b"12") for number in range(16)] == [True] * 14 + [False] * 2
     for number in range(14):
-        os.utime(tmp_path / "a" / str(number), (number, number))
+        os.utime(tmp_path / "a" / f"{number}.block", (number, number))
     later = Cache(tmp_path, limit=32)
     assert later.has("a", 0, 2)
     assert later.write("a", 16, b"34")
-    assert {int(path.name) for path in blocks_in(tmp_path)} == {0, *range(3, 14), 16}
+    assert {int(path.stem) for path in blocks_in(tmp_path)} == {0, *range(3, 14), 16}
 
 
 def test_full_cache_is_not_looked_at_again(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, limits: None) -> None:
@@ -357,7 +376,7 @@ def test_end_of_a_cut_block_is_not_read(tmp_path: Path) -> None:
     own, out = Cache(tmp_path), np.empty(3, np.uint8)
     own.write("a", 0, b"1234")
     assert own.read("a", 0, 1, out)
-    os.truncate(tmp_path / "a" / "0", 3)
+    os.truncate(tmp_path / "a" / "0.block", 3)
     assert not own.read("a", 0, 1, out)
 
 
@@ -366,18 +385,18 @@ def test_only_blocks_are_deleted(tmp_path: Path, monkeypatch: pytest.MonkeyPatch
     own = Cache(tmp_path, limit=32)
     for number in range(7):
         assert own.write("a", number, b"1234")
-    notes = tmp_path / "a" / "notes.txt"
+    notes = tmp_path / "a" / "0"  # as a shard is named
     notes.write_text("a note")
     left, writing = (tmp_path / "annbatch-distributed.writing" / name for name in ("0123.part", "4567.part"))
     for path in (left, writing):
         path.write_text("part")
-    for path in (left, notes, tmp_path / "a" / "0"):
+    for path in (left, notes, tmp_path / "a" / "0.block"):
         os.utime(path, (0, 0))
     assert Cache(tmp_path, limit=32).write("b", 0, b"5678")
     assert notes.exists()
     assert writing.exists()  # another process may be about to finish it
     assert not left.exists()
-    assert not (tmp_path / "a" / "0").exists()
+    assert not (tmp_path / "a" / "0.block").exists()
 
 
 def test_folder_with_other_files_is_refused(tmp_path: Path) -> None:
@@ -427,7 +446,7 @@ def test_killed_processes_leave_whole_blocks(tmp_path: Path) -> None:
             assert child.exitcode == -signal.SIGKILL, "a process has read other bytes"
     blocks = blocks_in(tmp_path)
     assert len(blocks) == 40
-    assert all(block.read_bytes() == content_of(int(block.name)) for block in blocks)
+    assert all(block.read_bytes() == content_of(int(block.stem)) for block in blocks)
 
 
 FORK = multiprocessing.get_context("fork")

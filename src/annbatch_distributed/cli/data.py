@@ -25,6 +25,8 @@ def run(options: Namespace) -> int:
     """Print the damage of each file; return 1 if there is any."""
     if not Path(options.path).is_dir():
         raise CommandError("--data reads files of a folder on this machine. Copy the collection to a disk first")
+    if options.cache is not None:
+        raise CommandError("--data reads files of the collection itself. Leave out --cache")
     collection = Cells(options).collection
     groups = {group.basename: group for group in collection}
     files = [(name, stored) for name, group in groups.items() for stored in files_of(group)]

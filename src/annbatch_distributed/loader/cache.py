@@ -9,8 +9,8 @@ need no locks and no memory in common, and a process that dies leaves nothing th
         s3%3A%2F%2Fatlas%2Fcells.zarr/       # a collection
             dataset_0/X/data/c/0/            # an object
                 66f1e2/                      # a version of it, by its ETag
-                    0                        # its first 1 MiB
-                    17
+                    0.block                  # its first 1 MiB
+                    17.block
 """
 
 from __future__ import annotations
@@ -34,6 +34,8 @@ from annbatch_distributed.loader.files import Bytes
 BLOCK = 1 << 20
 #: File that marks a folder as a cache, and what it says.
 _MARK, _FORM = "annbatch-distributed.json", {"cache": 1, "block_bytes": BLOCK}
+#: End of the names of blocks: other files, such as shards of zarr, may have numbers as names.
+_BLOCK = ".block"
 #: Folder of files that are being written, and the seconds after which such a file is left over.
 _WRITING, _LEFT_OVER = "annbatch-distributed.writing", 3600.0
 #: By process, as a fork copies a lock that a thread holds.
@@ -165,7 +167,7 @@ class Cache:
             raise
 
     def _path(self, name: str, number: int) -> str:
-        return f"{self.folder}/{name}/{number}"
+        return f"{self.folder}/{name}/{number}{_BLOCK}"
 
     def _takes(self, n_bytes: int) -> bool:
         """Return True if a block may be written."""
@@ -189,16 +191,18 @@ class Cache:
             # more than is needed now, as a look takes seconds in a large folder
             if free >= limit // _RESERVED or file.last_read >= self._began:
                 break
-            with contextlib.suppress(FileNotFoundError):  # another process has deleted it
+            with contextlib.suppress(OSError):  # another process has deleted it, or another user has written it
                 os.unlink(file.path)  # noqa: PTH108
-            free += file.n_bytes
+                free += file.n_bytes
         self._room = max(0, min(limit // _LOOKS, free))
         self._is_full = self._room < BLOCK
 
     def _files(self) -> Iterator[_File]:
         """Yield the files of blocks."""
         for folder, _, names in os.walk(self.folder):
-            for name in filter(str.isdigit, names):
+            for name in names:
+                if not name.endswith(_BLOCK):
+                    continue
                 path = f"{folder}/{name}"
                 with contextlib.suppress(FileNotFoundError):
                     stat = os.stat(path)  # noqa: PTH116

@@ -1,6 +1,6 @@
 """Store of remote objects that are read in blocks, each of which a node fetches once.
 
-Each answer has the version of its object, so the bytes of two versions are never mixed. The blocks that a load
+Each answer has the version of its object, so the bytes of two versions of one are never mixed. The blocks that a load
 request needs are fetched at the same time, in the order in which requests need them.
 """
 
@@ -127,6 +127,7 @@ class CachedObject:
         # by part: None if its block is in the cache; else its fetch, which returns the bytes of the part unless it has
         # written the block
         self._parts: dict[_Part, Future[Bytes | None] | None] = {}
+        self._is_closed = False
 
     def announce(self, offset: int, n_bytes: int) -> None:
         """Fetch the blocks that have some bytes, unless they are in the cache."""
@@ -159,13 +160,13 @@ class CachedObject:
             content = None if fetch is None else fetch.result()
             if content is None and self._cache.read(self.name, number, start, wanted):
                 continue
-            if content is None:  # another process has deleted it
+            if content is None:  # another process has deleted it, or it wasn't fetched for a closed object
                 content = self._content(part)
             wanted[:] = content[start - part.start :][:n_bytes]
 
     def close(self) -> None:
-        """End the use of the object."""
-        self._parts = {}
+        """End the use of the object; what it has asked for and isn't being fetched yet is not fetched."""
+        self._parts, self._is_closed = {}, True
 
     @property
     def _cache(self) -> Cache:
@@ -180,6 +181,8 @@ class CachedObject:
 
     def fetch(self, part: _Part) -> Bytes | None:
         """Fetch a part of a block; return it unless the block was written to the cache."""
+        if self._is_closed:  # after an error: requests that fail may take minutes, and a process waits for them to end
+            return None
         content = self._content(part)
         is_whole = part.n_bytes == self._n_bytes(part.number)
         return None if is_whole and self._cache.write(self.name, part.number, content) else content

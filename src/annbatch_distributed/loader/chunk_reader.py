@@ -87,10 +87,12 @@ def reading(shards: Shards, starts: Int64Array, stops: Int64Array, out: npt.NDAr
     by_shard = [*_by_shard(pieces.chunks // shards.n_chunks)]
     for some in batched(by_shard, max(_MOST_FILES, len(by_shard) * shards.files.is_remote)):
         with ExitStack() as opened:
-            of_shard = {number: file for number, *_ in some if (file := shards.open(number)) is not None}
-            for number, file in of_shard.items():
-                opened.callback(file.close)
-                shards.announce_index(number, file)
+            of_shard = dict[int, StoredFile]()
+            for number, *_ in some:
+                if (file := shards.open(number)) is not None:
+                    opened.callback(file.close)
+                    shards.announce_index(number, file)
+                    of_shard[number] = file
             if shards.files.is_remote:
                 yield
             files = [*of_shard.values()]

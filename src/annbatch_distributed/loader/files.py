@@ -88,13 +88,17 @@ def together[T](readings: Iterable[Reading[T]]) -> list[T]:
     """Return what readings return: all of them announce what they read before the first one waits for it."""
     running = dict(enumerate(readings))
     results = dict[int, T]()
-    while running:
-        for number, reading in [*running.items()]:
-            try:
-                next(reading)
-            except StopIteration as end:
-                results[number] = end.value
-                del running[number]
+    try:
+        while running:
+            for number, reading in [*running.items()]:
+                try:
+                    next(reading)
+                except StopIteration as end:
+                    results[number] = end.value
+                    del running[number]
+    finally:  # after an error, of which a traceback would keep them open
+        for reading in running.values():
+            reading.close()
     return [results[number] for number in sorted(results)]
 
 
