@@ -380,6 +380,71 @@ def test_end_of_a_cut_block_is_not_read(tmp_path: Path) -> None:
     assert not own.read("a", 0, 1, out)
 
 
+def test_later_loader_deletes_nothing_of_this_process(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, limits: None
+) -> None:
+    """Such as a loader of held-out cells, which is made while training has filled the cache."""
+    monkeypatch.setattr(cache, "BLOCK", 2)
+    training = Cache(tmp_path, limit=16)
+    assert [training.write("a", number, b"12") for number in range(8)] == [True] * 7 + [False]
+    assert not Cache(tmp_path, limit=16).write("b", 0, b"12")
+    assert len(blocks_in(tmp_path)) == 7
+
+
+def test_blocks_that_are_being_written_need_room(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, limits: None) -> None:
+    """A look at the folder doesn't see them."""
+    monkeypatch.setattr(cache, "BLOCK", 2)
+    own, replace = Cache(tmp_path, limit=16), os.replace
+    waiting, may_end = list[str](), threading.Event()
+
+    def wait(part: Path, path: Path) -> None:
+        waiting.append(str(path))
+        may_end.wait(10)
+        replace(part, path)
+
+    monkeypatch.setattr(os, "replace", wait)
+    with ThreadPoolExecutor(10) as threads:
+        written = [threads.submit(own.write, "a", number, b"12") for number in range(10)]
+        while len(waiting) + sum(one.done() for one in written) < 10:
+            time.sleep(0.01)
+        may_end.set()
+        assert sum(one.result() for one in written) == 7
+
+
+def test_full_disk_is_read(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """What was written before stays of use."""
+    own, out = Cache(tmp_path), np.empty(2, np.uint8)
+    own.write("a", 0, b"12")
+    monkeypatch.setattr(os, "replace", lambda *_: (_ for _ in ()).throw(OSError(28, "No space left on device")))
+    with pytest.warns(
+        UserWarning, match="can't be written: .*No space left on device.* This process adds nothing to it"
+    ):
+        assert not own.write("a", 1, b"12")
+    assert own.has("a", 0, 2)
+    assert own.read("a", 0, 0, out)
+
+
+def test_block_that_is_deleted_meanwhile_is_fetched_again(tmp_path: Path, requests: Requests) -> None:
+    """Between its announcement and its reading."""
+    (tmp_path / "object").write_bytes(b"1234")
+    store, out = store_at(tmp_path.as_uri(), Cache(tmp_path / "cache")), np.empty(4, np.uint8)
+    store.open_file("object").read(0, out)
+    file = store.open_file("object")
+    file.announce(0, 4)
+    blocks_in(tmp_path)[0].unlink()
+    file.read(0, out)
+    assert (out.tobytes(), requests.blocks.total()) == (b"1234", 2)
+
+
+def test_folder_that_is_deleted_meanwhile_ends_nothing(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    own = Cache(tmp_path)
+    with monkeypatch.context() as patch, warnings.catch_warnings():
+        warnings.simplefilter("error")
+        patch.setattr(os, "replace", lambda *_: (tmp_path / "nothing").stat())
+        assert not own.write("a", 0, b"12")
+    assert own.write("a", 0, b"12")
+
+
 def test_only_blocks_are_deleted(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, limits: None) -> None:
     monkeypatch.setattr(cache, "BLOCK", 4)
     own = Cache(tmp_path, limit=32)
@@ -405,9 +470,10 @@ def test_folder_with_other_files_is_refused(tmp_path: Path) -> None:
         Cache(tmp_path)
     assert [path.name for path in tmp_path.iterdir()] == ["notes.txt"]
     other = Cache(tmp_path / "other").folder
-    (other / "annbatch-distributed.json").write_text('{"cache": 2}')
-    with pytest.raises(ValueError, match="which another version has written"):
-        Cache(other)
+    for mark in ('{"cache": 2}', ""):
+        (other / "annbatch-distributed.json").write_text(mark)
+        with pytest.raises(ValueError, match="which another version has written"):
+            Cache(other)
 
 
 @pytest.mark.parametrize("problem", ["full", "gone"])
@@ -538,3 +604,61 @@ def test_copies_read_through_the_cache(sparse: Path, tmp_path: Path) -> None:
     copy: StatefulLoader = pickle.loads(pickle.dumps(cached))
     assert read(copy) == expected
     assert blocks_in(tmp_path)
+
+
+def test_copies_read_the_versions_of_their_original(tmp_path: Path, requests: Requests) -> None:
+    """Not newer ones, so that all workers of a rank read the same cells."""
+    (tmp_path / "object").write_bytes(b"1234")
+    store, out = store_at(tmp_path.as_uri(), Cache(tmp_path / "cache")), np.empty(4, np.uint8)
+    store.open_file("object").read(0, out)
+    (tmp_path / "object").write_bytes(b"56789")
+    pickle.loads(pickle.dumps(store)).open_file("object").read(0, out)
+    assert out.tobytes() == b"1234"
+
+
+def test_short_answer_is_not_kept(tmp_path: Path, requests: Requests, monkeypatch: pytest.MonkeyPatch) -> None:
+    (tmp_path / "object").write_bytes(b"1234")
+    store = store_at(tmp_path.as_uri(), Cache(tmp_path / "cache"))
+    monkeypatch.setattr(np, "frombuffer", lambda content, dtype: np.asarray(bytearray(content), dtype)[:3])
+    with pytest.raises(OSError, match="the server has sent 3 bytes instead of 4"):
+        store.open_file("object").read(0, np.empty(4, np.uint8))
+    assert not blocks_in(tmp_path)
+
+
+def test_path_behind_a_symlink_is_that_of_the_system(tmp_path: Path) -> None:
+    """Where .. is the folder above the target, not above the link."""
+    folder = tmp_path / "target" / "cells #1"
+    (tmp_path / "target" / "below").mkdir(parents=True)
+    folder.mkdir()
+    (folder / "object").write_bytes(b"1234")
+    (tmp_path / "link").symlink_to(tmp_path / "target" / "below")
+    out = np.empty(4, np.uint8)
+    store_at(f"{tmp_path}/link/../cells #1", Cache(tmp_path / "cache")).open_file("object").read(0, out)
+    assert out.tobytes() == b"1234"
+
+
+def test_long_urls_are_cached(tmp_path: Path, requests: Requests) -> None:
+    folder = tmp_path / ("é" * 80) / ("é" * 80)
+    folder.mkdir(parents=True)
+    (folder / "object").write_bytes(b"1234")
+    for _ in range(2):
+        out = np.empty(4, np.uint8)
+        store_at(str(folder), Cache(tmp_path / "cache")).open_file("object").read(0, out)
+        assert out.tobytes() == b"1234"
+    assert requests.blocks.total() == 1
+
+
+def test_forked_process_raises(tmp_path: Path) -> None:
+    """Where a request would never be answered, as a fork doesn't copy the threads of obstore."""
+    (tmp_path / "object").write_bytes(b"1234")
+    store = store_at(tmp_path.as_uri(), Cache(tmp_path / "cache"))
+    store.prepare(["object"])
+    child = FORK.Process(target=refused, args=(store,))
+    child.start()
+    child.join(30)
+    assert child.exitcode == 0
+
+
+def refused(store: Any) -> None:
+    with pytest.raises(RuntimeError, match="was forked after its parent had read object storage"):
+        store.open_file("object").read(0, np.empty(4, np.uint8))

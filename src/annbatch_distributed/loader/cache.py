@@ -8,7 +8,7 @@ need no locks and no memory in common, and a process that dies leaves nothing th
         annbatch-distributed.writing/        # blocks that are being written
         s3%3A%2F%2Fatlas%2Fcells.zarr/       # a collection
             dataset_0/X/data/c/0/            # an object
-                66f1e2/                      # a version of it, by its ETag
+                1f4c-66f1e2/                 # a version of it, by its size and ETag
                     0.block                  # its first 1 MiB
                     17.block
 """
@@ -38,6 +38,8 @@ _MARK, _FORM = "annbatch-distributed.json", {"cache": 1, "block_bytes": BLOCK}
 _BLOCK = ".block"
 #: Folder of files that are being written, and the seconds after which such a file is left over.
 _WRITING, _LEFT_OVER = "annbatch-distributed.writing", 3600.0
+#: By folder: when this process, or the one whose copy it is, has first used it as a cache.
+_BEGAN: dict[Path, float] = {}
 #: By process, as a fork copies a lock that a thread holds.
 _LOCKS: dict[int, threading.Lock] = {}
 #: Parts of the limit: a process looks at the folder each time it has written one of `_LOOKS` parts. It fills the folder
@@ -90,22 +92,16 @@ class Cache:
         if self.limit is not None and self.limit < _LOOKS * BLOCK:
             raise ValueError(f"cache_limit must be at least {_LOOKS * BLOCK:,} bytes, got {limit!r}.")
         _mark(self.folder)
-        # blocks that were read or written since then are kept
-        self._began = time.time()
-        self._is_usable = True
-        # under a limit: bytes that this process may write before it looks at the folder again, bytes that it is about
-        # to write, and True once it has found no room, as what it has read stays
-        self._room, self._unwritten, self._is_full = 0, 0, False
-
-    @property
-    def is_closed(self) -> bool:
-        """True if this process writes no more blocks, as there was no room for one, or no disk."""
-        return self._is_full or not self._is_usable
+        # blocks that were read or written since then are kept, by all loaders of this process
+        self._began = _BEGAN.setdefault(self.folder, time.time())
+        # under a limit: bytes that this process may write before it looks at the folder again, and bytes that it is
+        # about to write
+        self._room, self._unwritten = 0, 0
+        #: True if no more blocks are written: there was no room for one, as what was read stays, or no disk.
+        self.is_closed = False
 
     def has(self, name: str, number: int, n_bytes: int) -> bool:
         """Return True if a block of ``n_bytes`` is there, and keep it from being deleted in this job."""
-        if not self._is_usable:
-            return False
         path = self._path(name, number)
         try:
             # others were cut by a power failure
@@ -136,34 +132,36 @@ class Cache:
             if self.is_closed or not self._takes(len(content)):
                 return False
             try:
-                self._write(self._path(name, number), content)
+                self._write(Path(self._path(name, number)), content)
             finally:
                 with _lock():
                     self._unwritten -= len(content)
         except OSError as error:
+            if isinstance(error, FileNotFoundError) and (self.folder / _MARK).exists():
+                return False  # a folder in it was deleted meanwhile
             with _lock():
-                is_first, self._is_usable = self._is_usable, False
-            if is_first:
+                was_closed, self.is_closed = self.is_closed, True
+            if not was_closed:
                 warnings.warn(
-                    f"The cache {self.folder} can't be written: {error}. This process reads on without it.",
+                    f"The cache {self.folder} can't be written: {error}. This process adds nothing to it.",
                     UserWarning,
                     stacklevel=2,
                 )
             return False
         return True
 
-    def _write(self, path: str, content: Bytes | bytes) -> None:
+    def _write(self, path: Path, content: Bytes | bytes) -> None:
         if not (self.folder / _MARK).exists():  # not to fill the disk below a mount point
             raise FileNotFoundError(f"{_MARK} is gone")
-        beside = _beside(self.folder)
-        os.makedirs(os.path.dirname(path), exist_ok=True)  # noqa: PTH103, PTH120 a Path takes longer
+        part = _part(self.folder)
+        for folder in (part.parent, path.parent):
+            folder.mkdir(parents=True, exist_ok=True)
         try:
-            with open(beside, "xb") as file:  # noqa: PTH123
-                file.write(content)
-            os.replace(beside, path)  # noqa: PTH105
+            part.write_bytes(content)
+            part.replace(path)
         except BaseException:
             with contextlib.suppress(OSError):
-                os.unlink(beside)  # noqa: PTH108
+                part.unlink()
             raise
 
     def _path(self, name: str, number: int) -> str:
@@ -175,7 +173,7 @@ class Cache:
             if self.limit is not None:
                 if self._room < n_bytes:
                     self._look(self.limit)
-                if self._is_full:
+                if self.is_closed:
                     return False
                 self._room -= n_bytes
             self._unwritten += n_bytes
@@ -192,10 +190,10 @@ class Cache:
             if free >= limit // _RESERVED or file.last_read >= self._began:
                 break
             with contextlib.suppress(OSError):  # another process has deleted it, or another user has written it
-                os.unlink(file.path)  # noqa: PTH108
+                Path(file.path).unlink()
                 free += file.n_bytes
         self._room = max(0, min(limit // _LOOKS, free))
-        self._is_full = self._room < BLOCK
+        self.is_closed = self._room < BLOCK
 
     def _files(self) -> Iterator[_File]:
         """Yield the files of blocks."""
@@ -205,7 +203,7 @@ class Cache:
                     continue
                 path = f"{folder}/{name}"
                 with contextlib.suppress(FileNotFoundError):
-                    stat = os.stat(path)  # noqa: PTH116
+                    stat = os.stat(path)  # noqa: PTH116 a Path takes longer
                     yield _File(stat.st_mtime, stat.st_size, path)
 
 
@@ -214,9 +212,9 @@ def _lock() -> threading.Lock:
     return _LOCKS.setdefault(os.getpid(), threading.Lock())
 
 
-def _beside(folder: Path) -> str:
-    """Return a new path for a file that is being written, whose name isn't that of a block."""
-    return f"{folder}/{_WRITING}/{secrets.token_hex(8)}.part"
+def _part(folder: Path) -> Path:
+    """Return a new path for a file that is being written."""
+    return folder / _WRITING / f"{secrets.token_hex(8)}.part"
 
 
 def _mark(folder: Path) -> None:
@@ -232,10 +230,13 @@ def _mark(folder: Path) -> None:
         )
     writing.mkdir(exist_ok=True)
     if not mark.exists():
-        beside = Path(_beside(folder))
-        beside.write_text(json.dumps(_FORM))
-        beside.replace(mark)
-    form = json.loads(mark.read_text())
+        part = _part(folder)
+        part.write_text(json.dumps(_FORM))
+        part.replace(mark)
+    try:
+        form = json.loads(mark.read_text())
+    except ValueError:  # cut by a power failure
+        form = "another mark"
     if form != _FORM:
         raise ValueError(
             f"cache must be a folder with blocks of {BLOCK:,} bytes, got {folder} with {form}, which another version "

@@ -7,6 +7,7 @@ request needs are fetched at the same time, in the order in which requests need 
 from __future__ import annotations
 
 import asyncio
+import hashlib
 import os
 import threading
 from collections.abc import Iterable, Iterator
@@ -66,9 +67,6 @@ class CachedStore(ObjectStore[Any]):
     def __str__(self) -> str:
         return self.url
 
-    def __getstate__(self) -> dict[Any, Any]:
-        return super().__getstate__() | {"_versions": {}}
-
     async def get(self, key: str, prototype: BufferPrototype, byte_range: ByteRequest | None = None) -> Buffer | None:
         """Return bytes of an object, for zarr."""
         if _is_metadata(key):
@@ -103,6 +101,7 @@ class CachedStore(ObjectStore[Any]):
         return CachedObject(self, key, *version)
 
     def _version_of(self, key: str) -> tuple[int, str] | None:
+        _check_process()
         try:
             meta = obstore.head(self.store, key)
         except FileNotFoundError:
@@ -122,8 +121,10 @@ class CachedObject:
     def __init__(self, store: CachedStore, key: str, size: int, etag: str) -> None:
         self.path, self.size, self.version = f"{store.url}/{key}", size, etag
         self._store, self._key = store, key
-        # the ETags of S3 have quotes
-        self.name = f"{quote(store.url, safe='')}/{quote(key)}/{quote(etag.strip('"'), safe='')}"
+        # the ETags of S3 have quotes, and some stores have none; no file system has names of over 255 bytes
+        name = quote(store.url, safe="")
+        name = name if len(name) < 200 else f"{name[:150]}-{hashlib.sha256(name.encode()).hexdigest()}"
+        self.name = f"{name}/{quote(key)}/{size:x}-{quote(etag.strip('"'), safe='')}"
         # by part: None if its block is in the cache; else its fetch, which returns the bytes of the part unless it has
         # written the block
         self._parts: dict[_Part, Future[Bytes | None] | None] = {}
@@ -184,15 +185,19 @@ class CachedObject:
         if self._is_closed:  # after an error: requests that fail may take minutes, and a process waits for them to end
             return None
         content = self._content(part)
-        is_whole = part.n_bytes == self._n_bytes(part.number)
-        return None if is_whole and self._cache.write(self.name, part.number, content) else content
+        # parts of blocks aren't written, as they are asked for once the cache is closed
+        return None if self._cache.write(self.name, part.number, content) else content
 
     def _content(self, part: _Part) -> Bytes:
+        _check_process()
         start = part.number * BLOCK + part.start
         answer = obstore.get(self._store.store, self._key, options={"range": (start, start + part.n_bytes)})
         if self.version not in (answer.meta["e_tag"], _modified(answer.meta)) or answer.meta["size"] != self.size:
             raise OSError(f"{self.path} was replaced while it was open. Make the loader again, to read the new one.")
-        return np.frombuffer(answer.bytes(), np.uint8)
+        content = np.frombuffer(answer.bytes(), np.uint8)
+        if len(content) != part.n_bytes:
+            raise OSError(f"{self.path}: the server has sent {len(content):,} bytes instead of {part.n_bytes:,}.")
+        return content
 
 
 def _blocks_of(offset: int, n_bytes: int) -> Iterator[tuple[int, int, int, int]]:
@@ -218,6 +223,21 @@ def _is_metadata(key: str) -> bool:
     """Return True for objects with metadata, which are small, and are written again when cells are added."""
     name = key.rpartition("/")[2]
     return name == "zarr.json" or name.startswith(".z")
+
+
+#: The process that was the first to make requests.
+_PROCESSES: list[int] = []
+
+
+def _check_process() -> None:
+    """Raise a RuntimeError where a request would hang: in a process that was forked after its parent has made some."""
+    if not _PROCESSES:
+        _PROCESSES.append(os.getpid())
+    if _PROCESSES[0] != os.getpid():
+        raise RuntimeError(
+            "This process was forked after its parent had read object storage, and reading would hang, because a fork "
+            "doesn't copy the threads of obstore. Start ranks and workers by spawn (multiprocessing_context='spawn')."
+        )
 
 
 class _Fetches:

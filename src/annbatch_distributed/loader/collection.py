@@ -68,16 +68,18 @@ def store_at(path: str, cache: Cache | None = None) -> Any:  # noqa: ANN401 what
     if find_spec("obstore") is None:
         raise ImportError("cache=... needs obstore, which isn't installed. Install it: pip install obstore.")
     from obstore.exceptions import BaseError
-    from obstore.store import from_url
+    from obstore.store import LocalStore, from_url
     from zarr.storage import ObjectStore
 
     try:
-        store = from_url(path if "://" in path else Path(path).absolute().as_uri())
+        # a URL would lose .. behind a symlink, and # and ?
+        place = path if "://" in path else str(Path(path).resolve())
+        store = from_url(place) if "://" in path else LocalStore(place)
         if cache is None:
             return ObjectStore(store, read_only=True)
         from annbatch_distributed.loader.cached_store import CachedStore
 
-        return CachedStore(store, path if "://" in path else str(Path(path).absolute()), cache)
+        return CachedStore(store, place, cache)
     except BaseError as error:
         problem = str(error).partition("\n")[0]
         raise OSError(f"{path} must be the URL of a collection, but obstore can't open it: {problem}.") from error

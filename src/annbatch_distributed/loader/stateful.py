@@ -275,8 +275,8 @@ class StatefulLoader(EpochLoader, Loader[Any, Any]):
             nothing (default).
         cache_limit
             Largest size of this folder, at least 512 MiB: a number of bytes, or a string such as ``"500GB"``. A full
-            cache deletes what no rank has read since this loader was made, longest ago first, and keeps the rest. None
-            has no limit (default).
+            cache deletes what no rank has read since the job began, longest ago first, and keeps the rest. None has no
+            limit (default).
         options
             Other arguments of :class:`DistributedSampler` and :class:`StatefulLoader`. The default of ``remainder`` is
             ``"exact"``, under which some batches are smaller; pass ``"drop"`` if each step needs batches of one size,
