@@ -56,6 +56,7 @@ class CachedStore(ObjectStore[Any]):
 
     def __init__(self, store: Any, url: str, cache: Cache, *, read_only: bool = True) -> None:  # noqa: ANN401 obstore's
         super().__init__(store, read_only=read_only)
+        _check_process()  # metadata is read first, by zarr
         self.url, self.cache = url, cache
         # by key: the size and the ETag of an object, which is asked for once; None if there is none
         self._versions: dict[str, tuple[int, str] | None] = {}
@@ -88,7 +89,6 @@ class CachedStore(ObjectStore[Any]):
             case SuffixByteRequest(suffix=n_bytes):
                 start = max(0, file.size - n_bytes)
         content = np.empty(stop - start, np.uint8)
-        file.announce(start, len(content))
         file.read(start, content)
         return content
 
