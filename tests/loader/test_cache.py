@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import multiprocessing
 import os
 import pickle
@@ -24,7 +25,9 @@ import scipy.sparse as sp
 import zarr
 from annbatch import DatasetCollection
 from annbatch.samplers import RandomSampler
+from zarr.abc.store import RangeByteRequest
 from zarr.codecs import GzipCodec
+from zarr.core.buffer import default_buffer_prototype
 
 from annbatch_distributed import AlignedLoader, DistributedSampler, MixedLoader, Rank, StatefulLoader
 from annbatch_distributed.collect import collect
@@ -323,9 +326,17 @@ def test_full_cache_fetches_only_what_is_read(tmp_path: Path, requests: Requests
     assert requests.n_bytes - before <= BLOCK + 10 * (len(starts) - len(blocks_in(tmp_path / "cache")))
 
 
-@pytest.mark.parametrize("limit", ["511 MiB", 1])
-def test_limit_of_few_blocks_is_refused(limit: int | str, tmp_path: Path) -> None:
-    with pytest.raises(ValueError, match=r"cache_limit must be at least 536,870,912 bytes, got"):
+@pytest.mark.parametrize(
+    ("limit", "message"),
+    [
+        ("511 MiB", r"cache_limit must be at least 536,870,912 bytes, got"),
+        (1, r"cache_limit must be at least 536,870,912 bytes, got"),
+        ("five", r"cache_limit must be a number of bytes or a string such as '4GB', got 'five'\."),
+        (0, r"cache_limit must be at least 1, got 0\."),
+    ],
+)
+def test_limit_of_few_blocks_is_refused(limit: int | str, message: str, tmp_path: Path) -> None:
+    with pytest.raises(ValueError, match=message):
         Cache(tmp_path, limit)
 
 
@@ -623,6 +634,42 @@ def test_short_answer_is_not_kept(tmp_path: Path, requests: Requests, monkeypatc
     with pytest.raises(OSError, match="the server has sent 3 bytes instead of 4"):
         store.open_file("object").read(0, np.empty(4, np.uint8))
     assert not blocks_in(tmp_path)
+
+
+def test_bytes_beyond_the_end_are_refused(tmp_path: Path, requests: Requests) -> None:
+    """As a shard that has lost its last bytes makes a reader ask for them."""
+    (tmp_path / "object").write_bytes(b"1234")
+    file = store_at(tmp_path.as_uri(), Cache(tmp_path / "cache")).open_file("object")
+    with pytest.raises(OSError, match=r"object ended at byte 4 while it was read\.$"):
+        file.read(2, np.empty(3, np.uint8))
+    assert not requests.blocks
+
+
+def test_ranges_that_zarr_asks_for_end_with_the_object(tmp_path: Path) -> None:
+    (tmp_path / "object").write_bytes(b"1234")
+    store = store_at(tmp_path.as_uri(), Cache(tmp_path / "cache"))
+    content = asyncio.run(store.get("object", default_buffer_prototype(), RangeByteRequest(1, 10)))
+    assert content is not None
+    assert content.to_bytes() == b"234"
+
+
+def test_shard_without_an_index_asks_for_none(
+    sparse: Path, tmp_path: Path, requests: Requests, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    shutil.copytree(sparse, tmp_path / "cells")
+    for shard in (tmp_path / "cells" / "dataset_0" / "X" / "data" / "c").iterdir():
+        os.truncate(shard, 10)
+    offsets = []
+
+    def announce(file: Any, offset: int, n_bytes: int) -> None:
+        offsets.append(offset)
+        own(file, offset, n_bytes)
+
+    own = cached_store.CachedObject.announce
+    monkeypatch.setattr(cached_store.CachedObject, "announce", announce)
+    with pytest.raises(OSError, match=r"the checksum of its index is wrong\. It has 10 bytes\."):
+        read(loader(tmp_path / "cells", cache=tmp_path / "cache"))
+    assert min(offsets) >= 0
 
 
 def test_path_behind_a_symlink_is_that_of_the_system(tmp_path: Path) -> None:

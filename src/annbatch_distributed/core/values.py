@@ -96,8 +96,10 @@ def integer(name: str, value: object, *, least: int | None = None, below: int | 
     return number
 
 
-def as_bytes(memory: int | str) -> int:
+def as_bytes(memory: int | str, name: str = "memory") -> int:
     """Return a number of bytes, from a number or a string such as ``"4GB"``; 1 kB has 1,000 bytes, 1 KiB has 1,024.
+
+    ``name`` is the beginning of messages.
 
     >>> as_bytes("4GB"), as_bytes("1 MiB"), as_bytes(300)
     (4000000000, 1048576, 300)
@@ -106,9 +108,9 @@ def as_bytes(memory: int | str) -> int:
         from dask.utils import parse_bytes
 
         if not re.fullmatch(r"\d+(\.\d+)? ?([KMGT]i?)?B?", memory, re.IGNORECASE):
-            raise ValueError(f"memory must be a number of bytes or a string such as '4GB', got {memory!r}.")
+            raise ValueError(f"{name} must be a number of bytes or a string such as '4GB', got {memory!r}.")
         memory = parse_bytes(memory)
-    return integer("memory", memory, least=1)
+    return integer(name, memory, least=1)
 
 
 def integers(name: str, values: object, *, below: int | None = None) -> Int64Array:

@@ -88,7 +88,7 @@ class Cache:
 
     def __init__(self, folder: str | os.PathLike[str], limit: int | str | None = None) -> None:
         self.folder = Path(folder).absolute()
-        self.limit = None if limit is None else as_bytes(limit)
+        self.limit = None if limit is None else as_bytes(limit, "cache_limit")
         if self.limit is not None and self.limit < _LOOKS * BLOCK:
             raise ValueError(f"cache_limit must be at least {_LOOKS * BLOCK:,} bytes, got {limit!r}.")
         _mark(self.folder)
