@@ -1,11 +1,13 @@
 """Colors of the pictures of the README and the pages, on white and on dark pages.
 
 Text and lines have a contrast of at least 4.5 with the page, which no color has with both white and dark pages. So each
-of them has two colors, of which the style of a picture chooses one by the page: browsers tell a picture which color
-scheme the page has. Boxes have the same fill on both, with dark text on it.
+of them has two colors. A picture is drawn in the light color, and its style replaces that color on dark pages: browsers
+tell a picture which color scheme the page has. Boxes have the same fill on both, with dark text on it.
 """
 
 from __future__ import annotations
+
+import re
 
 #: Backgrounds of the pages.
 PAGES = {"light": "#ffffff", "dark": "#121212"}
@@ -27,12 +29,44 @@ FILLS = {
 TEXT = "#121212"
 
 
-def _scheme(place: int) -> str:
-    return " ".join(f"--{name}: {colors[place]};" for name, colors in LINES.items())
+def _rules(light: str, dark: str) -> str:
+    """Return the rules that replace a color, as an attribute and as matplotlib writes it."""
+    return " ".join(
+        f'[{part}="{light}"] {{ {part}: {dark} }} [style*="{part}: {light}"] {{ {part}: {dark} !important }}'
+        for part in ("fill", "stroke")
+    )
 
 
-#: Chooses the colors of text and lines. Without it, as in a converter to PNG, they would be black.
-STYLE = f"<style>:root {{ {_scheme(0)} }} @media (prefers-color-scheme: dark) {{ :root {{ {_scheme(1)} }} }}</style>"
+#: Replaces the colors of text and lines on dark pages. A renderer without CSS shows the light colors.
+STYLE = f"<style>@media (prefers-color-scheme: dark) {{ {' '.join(_rules(*pair) for pair in LINES.values())} }}</style>"
+
+
+def themed(drawing: str) -> str:
+    """Add STYLE to an SVG whose text and lines have the light colors of LINES.
+
+    STYLE finds them as attributes (``fill="#1f6cb0"``) and as matplotlib writes them (``style="fill: #1f6cb0"``).
+
+    Parameters
+    ----------
+    drawing
+        The text of an SVG.
+
+    Returns
+    -------
+    str
+        The same text, with STYLE after the opening tag and the title.
+
+    Raises
+    ------
+    ValueError
+        If the text has no opening tag of an SVG, or has STYLE already.
+    """
+    opening = re.search(r"<svg\b[^>]*>(\s*<title>[^<]*</title>)?", drawing)
+    if opening is None or STYLE in drawing:
+        raise ValueError(
+            f"drawing must be an SVG without STYLE, got {drawing[:60]!r}. Pass a new drawing, once."
+        )
+    return f"{drawing[: opening.end()]}\n{STYLE}{drawing[opening.end() :]}"
 
 
 def contrast(one: str, other: str) -> float:

@@ -11,13 +11,14 @@ from typing import Any, Literal
 import numpy as np
 from annbatch.samplers import SequentialSampler
 from annbatch_distributed import DistributedSampler, Rank
-from docs.palette import FILLS, STYLE, TEXT
+from docs.palette import FILLS, LINES, TEXT, themed
 
 #: Of ranks, GPUs and files.
 COLORS = FILLS["blue"], FILLS["orange"], FILLS["green"], FILLS["gray"]
 DONE = FILLS["gray"]
+INK, BLUE, ORANGE = (LINES[name][0] for name in ("ink", "blue", "orange"))
 #: Attributes of boxes without a fill.
-OUTLINED = {"stroke": "var(--ink)", "stroke_width": "1.5"}
+OUTLINED = {"stroke": INK, "stroke_width": "1.5"}
 DASHED = OUTLINED | {"stroke_dasharray": "4 3"}
 BATCH_SIZE = 2
 WIDTH, LEFT = 564, 20
@@ -95,7 +96,7 @@ def box(
 
 def line(*points: tuple[float, float], **attributes: str) -> str:
     """Draw a line through points."""
-    options = {"fill": "none", "stroke": "var(--ink)", "stroke_width": "1.5"}
+    options = {"fill": "none", "stroke": INK, "stroke_width": "1.5"}
     named = "".join(
         f' {name.replace("_", "-")}="{value}"'
         for name, value in (options | attributes).items()
@@ -110,15 +111,16 @@ def picture(height: int, label: str, caption: str, parts: list[str]) -> str:
         x, y = WIDTH / 2, height - 10
         slanted = {"text_anchor": "middle", "font_style": "italic"}
         parts = [*parts, text(x, y, caption, **slanted)]
-    return "\n".join(
+    drawing = "\n".join(
         [
             f'<svg xmlns="http://www.w3.org/2000/svg" viewBox="0 0 {WIDTH} {height}" role="img">',
-            f"<title>{label}</title>\n{STYLE}",
-            '<g font-family="sans-serif" font-size="15" fill="var(--ink)">',
+            f"<title>{label}</title>",
+            f'<g font-family="sans-serif" font-size="15" fill="{INK}">',
             *parts,
             "</g>\n</svg>\n",
         ]
     )
+    return themed(drawing)
 
 
 # Pictures
@@ -374,17 +376,15 @@ def weights() -> str:
     for value, count in zip(expected[shown], counts[0][shown], strict=True):
         x, y = at(value, count)
         parts.append(
-            f'<circle cx="{x:.1f}" cy="{y:.1f}" r="3.5" fill="none" stroke="var(--orange)" stroke-width="1.5"/>'
+            f'<circle cx="{x:.1f}" cy="{y:.1f}" r="3.5" fill="none" stroke="{ORANGE}" stroke-width="1.5"/>'
         )
     mean = np.mean(counts, axis=0)[shown]
     for value, count in zip(expected[shown], mean, strict=True):
         x, y = at(value, count)
-        parts.append(
-            f'<circle cx="{x:.1f}" cy="{y:.1f}" r="2" fill="var(--blue)"/>'
-        )
+        parts.append(f'<circle cx="{x:.1f}" cy="{y:.1f}" r="2" fill="{BLUE}"/>')
     x, y = at(0.3, most - 0.3)
-    parts.append(text(x, y, "○ in one epoch", fill="var(--orange)"))
-    parts.append(text(x, y + 22, "● mean of 100 epochs", fill="var(--blue)"))
+    parts.append(text(x, y, "○ in one epoch", fill=ORANGE))
+    parts.append(text(x, y + 22, "● mean of 100 epochs", fill=BLUE))
     x, y = at(most / 2, 0)
     parts.append(text(x, y + 42, "expected number of draws", text_anchor="middle"))
     x, y = at(0, most / 2)

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING
 import pytest
 import yaml
 
-from docs.palette import FILLS, LINES, PAGES, STYLE, TEXT, contrast
+from docs.palette import FILLS, LINES, PAGES, STYLE, TEXT, contrast, themed
 from tests.processes.launch import ROOT
 
 if TYPE_CHECKING:
@@ -34,11 +34,32 @@ def test_text_and_lines_have_contrast_with_the_page() -> None:
 
 @pytest.mark.parametrize("path", DRAWINGS, ids=lambda path: path.name)
 def test_drawing_has_only_colors_of_the_palette(path: Path) -> None:
+    """Each color is literal, as renderers without CSS need it, and one that the style can replace."""
     drawing = path.read_text()
     assert drawing.count(STYLE) == 1
-    used = {color.lower() for color in re.findall(r"#[0-9a-fA-F]{6}\b", drawing.replace(STYLE, ""))}
-    assert used <= {*FILLS.values(), TEXT}
-    assert set(re.findall(r"var\(--(\w+)\)", drawing)) <= LINES.keys()
+    drawn = drawing.replace(STYLE, "")
+    assert "var(--" not in drawn
+    used = {color.lower() for color in re.findall(r"#[0-9a-fA-F]{6}\b", drawn)}
+    assert used <= {*(light for light, _ in LINES.values()), *FILLS.values(), TEXT}
+
+
+def test_themed_adds_style_after_opening_tag_and_title() -> None:
+    drawing = '<?xml version="1.0"?>\n<svg viewBox="0 0 1 1">\n<title>A line</title>\n<g/></svg>'
+    tag, rest = drawing[: drawing.index("\n<g/>")], "\n<g/></svg>"
+    assert themed(drawing) == f"{tag}\n{STYLE}{rest}"
+    assert themed("<svg><g/></svg>") == f"<svg>\n{STYLE}<g/></svg>"
+    for wrong in (themed(drawing), "<p>no drawing</p>"):
+        with pytest.raises(ValueError, match="must be an SVG without STYLE, got "):
+            themed(wrong)
+
+
+def test_style_replaces_each_color_as_attribute_and_in_style() -> None:
+    for light, dark in LINES.values():
+        for part in ("fill", "stroke"):
+            assert f'[{part}="{light}"] {{ {part}: {dark} }}' in STYLE
+            assert f'[style*="{part}: {light}"] {{ {part}: {dark} !important }}' in STYLE
+    # boxes, and the text in them, are the same on both pages
+    assert not any(color in STYLE for color in (*FILLS.values(), TEXT))
 
 
 def test_code_on_pages_fits_their_width() -> None:
