@@ -9,14 +9,17 @@ from pathlib import Path
 from typing import Any, Literal
 
 import numpy as np
-from annbatch.samplers import SequentialSampler
-from annbatch_distributed import DistributedSampler, Rank
+import pandas as pd
+from annbatch.samplers import RandomSampler, SequentialSampler
+from annbatch_distributed import CellSets, DistributedSampler, Rank
 from docs.palette import FILLS, LINES, TEXT, themed
 
 #: Of ranks, GPUs and files.
 COLORS = FILLS["blue"], FILLS["orange"], FILLS["green"], FILLS["gray"]
 DONE = FILLS["gray"]
-INK, BLUE, ORANGE = (LINES[name][0] for name in ("ink", "blue", "orange"))
+INK, BLUE, ORANGE, GREEN = (
+    LINES[name][0] for name in ("ink", "blue", "orange", "green")
+)
 #: Attributes of boxes without a fill.
 OUTLINED = {"stroke": INK, "stroke_width": "1.5"}
 DASHED = OUTLINED | {"stroke_dasharray": "4 3"}
@@ -103,6 +106,27 @@ def line(*points: tuple[float, float], **attributes: str) -> str:
     )
     path = " ".join(f"{x:g},{y:g}" for x, y in points)
     return f'<polyline points="{path}"{named}/>'
+
+
+def arrow(x: float, top: float, bottom: float) -> str:
+    """Draw an arrow that points down."""
+    head = line((x - 5, bottom - 6), (x, bottom), (x + 5, bottom - 6))
+    return line((x, top), (x, bottom)) + head
+
+
+def bracket(x: float, y: float, width: float) -> str:
+    """Draw a bracket below things."""
+    return line((x, y), (x, y + 6), (x + width, y + 6), (x + width, y))
+
+
+def middle(x: float, y: float, words: str, **attributes: str) -> str:
+    """Write words around a place."""
+    return text(x, y, words, text_anchor="middle", **attributes)
+
+
+def cell(x: float, y: float, width: float, fill: str) -> str:
+    """Draw a cell without words."""
+    return f'<rect x="{x:g}" y="{y:g}" width="{width:g}" height="26" rx="4" fill="{fill}"/>'
 
 
 def picture(height: int, label: str, caption: str, parts: list[str]) -> str:
@@ -332,7 +356,7 @@ def collect() -> str:
     label = (
         "From a sample sheet to files, to a collection, and to the batches of ranks"
     )
-    caption = "A color is a file: each batch has cells of all files."
+    caption = "A color is a file. Cells are shuffled before they are written."
     return picture(314, label, caption, parts)
 
 
@@ -394,7 +418,291 @@ def weights() -> str:
     return picture(366, label, "", parts)
 
 
+def way() -> str:
+    """Draw the way of cells from files to a collection, and to the batches of three GPUs."""
+    n_labs, n_cells, size = 3, 8, 20.5
+    span = (WIDTH - 2 * LEFT) / n_labs
+    middles = [LEFT + span * (number + 0.5) for number in range(n_labs)]
+    parts = []
+    for number, x in enumerate(middles):
+        name = f"lab_{'abc'[number]}.h5ad"
+        parts.append(middle(x, 18, name, font_family="monospace", font_size="16"))
+        left = x - n_cells * size / 2
+        parts += [
+            cell(left + place * size + 1, 28, size - 2, COLORS[number])
+            for place in range(n_cells)
+        ]
+        parts.append(arrow(x, 62, 90))
+    parts.append(
+        text(middles[1] + 14, 82, "collect", font_weight="bold", font_size="16")
+    )
+    n_rows = n_labs * n_cells
+    files = np.random.default_rng(5).permutation(n_rows) // n_cells
+    pitch = span / n_cells
+    for row, file in enumerate(files.tolist()):
+        parts.append(cell(LEFT + row * pitch + 1, 98, pitch - 2, COLORS[file]))
+    parts.append(
+        middle(WIDTH / 2, 146, "one collection of shuffled cells", font_size="16")
+    )
+    for rank, x in enumerate(middles):
+        sampler = DistributedSampler(
+            RandomSampler(chunk_size=2, preload_nchunks=4, batch_size=4),
+            dist_info=Rank(rank, n_labs),
+            seed=0,
+        )
+        read = batches(sampler, n_rows)
+        # the brackets show three contiguous ranges: rows 0 to 7, 8 to 15 and 16 to 23
+        assert {row // n_cells for batch in read for row, _ in batch} == {rank}
+        parts.append(bracket(x - span / 2 + 3, 156, span - 6))
+        parts.append(arrow(x, 162, 188))
+        inner = 18.5
+        width = 4 * inner + 2
+        for number, batch in enumerate(read):
+            left = x + (number - 1) * (width + 6) + 3
+            for place, (row, _) in enumerate(batch):
+                fill = COLORS[files[row]]
+                parts.append(cell(left + place * inner + 2, 200, inner - 2, fill))
+            parts.append(
+                f'<rect x="{left - 1:g}" y="196" width="{width + 2:g}" height="34" rx="6" fill="none" stroke="{INK}" '
+                'stroke-width="1.5"/>'
+            )
+            parts.append(
+                middle(left + width / 2, 248, f"batch {number}", font_size="14")
+            )
+        parts.append(arrow(x, 256, 278))
+        parts.append(box(x - 60, 284, 120, 38, f"GPU {rank}", "none", **OUTLINED))
+    label = "From the h5ad files of three labs to a collection, and to the batches of three GPUs"
+    caption = (
+        "Each GPU reads its own cells, and each cell is read once in an epoch."
+    )
+    return picture(358, label, caption, parts)
+
+
+def prefetch() -> str:
+    """Draw when a rank reads three load requests and trains on their batches, without and with prefetching."""
+    n_requests, n_batches, reading, unit, first = 3, 3, 2, 30, LEFT + 72
+    parts = []
+    titles = (
+        "reads a load request, then trains",
+        "reads the next load request while it trains",
+    )
+    for prefetched, title in enumerate(titles):
+        top = 6 + prefetched * 138
+        name = f"prefetch={prefetched}"
+        parts.append(text(LEFT, top + 13, name, font_weight="bold"))
+        parts.append(text(LEFT + 112, top + 13, title))
+        for lane, words in enumerate(("reading", "GPU")):
+            parts.append(text(LEFT, top + 50 + lane * 44, words, font_size="14"))
+        # a load request is read when the GPU starts on the one before, or has finished it
+        starts, free, ready = [], 0, 0
+        for request in range(n_requests):
+            start = starts[-1] if prefetched and starts else free
+            ready = start + reading
+            parts.append(
+                box(
+                    first + start * unit,
+                    top + 26,
+                    reading * unit - 2,
+                    36,
+                    f"{request}",
+                    COLORS[request],
+                )
+            )
+            if ready > free:
+                waits = (ready - free) * unit - 2
+                parts.append(
+                    box(
+                        first + free * unit,
+                        top + 70,
+                        waits,
+                        36,
+                        "waits",
+                        "none",
+                        **DASHED,
+                    )
+                )
+            starts.append(max(ready, free))
+            for batch in range(n_batches):
+                x = first + (starts[-1] + batch) * unit
+                parts.append(box(x, top + 70, unit - 2, 36, "", COLORS[request]))
+            free = starts[-1] + n_batches
+    y = 278
+    parts.append(line((first, y), (WIDTH - LEFT, y)))
+    parts.append(
+        line(
+            (WIDTH - LEFT - 6, y - 5), (WIDTH - LEFT, y), (WIDTH - LEFT - 6, y + 5)
+        )
+    )
+    parts.append(text(LEFT, y + 5, "time", font_size="14"))
+    label = "When a rank reads load requests and trains on their batches, without and with prefetching"
+    caption = (
+        "With prefetch=1, the GPU waits once if reading is faster than training."
+    )
+    return picture(320, label, caption, parts)
+
+
+def sets() -> str:
+    """Draw the rows of a batch of three sets of four cells and their controls."""
+    n_sets, size = 3, 4
+    drugs = np.repeat(["DMSO", "a", "b", "c"], size)
+    cells = CellSets.from_obs(
+        pd.DataFrame({"drug": drugs}),
+        by="drug",
+        set_size=size,
+        controls={"drug": "DMSO"},
+    )
+    sampler = DistributedSampler(
+        SequentialSampler(n_sets, 1, n_sets),
+        sets=cells,
+        dist_info=Rank(0, 1),
+        seed=0,
+    )
+    rows = sampler.rows_of(len(drugs), steps=0)
+    number_of, is_control = rows["set"].to_numpy(), rows["is_control"].to_numpy()
+    lines = BLUE, ORANGE, GREEN
+
+    def look(row: int) -> tuple[str, dict[str, str]]:
+        if is_control[row]:
+            return "none", OUTLINED | {"stroke": lines[number_of[row]]}
+        return COLORS[number_of[row]], {}
+
+    mono = {"font_family": "monospace", "font_size": "14"}
+    parts = [text(LEFT, 17, "A batch of 3 sets", font_weight="bold")]
+    pitch = (WIDTH - 2 * LEFT) / len(rows)
+    for row in range(len(rows)):
+        fill, more = look(row)
+        parts.append(
+            box(LEFT + row * pitch + 1.5, 28, pitch - 3, 30, "", fill, **more)
+        )
+    for start in range(0, len(rows), size):
+        x, span = LEFT + start * pitch, size * pitch
+        parts.append(bracket(x + 2, 62, span - 4))
+        parts.append(middle(x + span / 2, 86, str(is_control[start]), **mono))
+    parts.append(middle(WIDTH / 2, 108, 'batch["is_control"]', **mono))
+    for start in range(0, len(rows), 2 * size):
+        x, span = LEFT + start * pitch, 2 * size * pitch
+        parts.append(bracket(x + 2, 116, span - 4))
+        parts.append(middle(x + span / 2, 140, str(number_of[start]), **mono))
+    parts.append(middle(WIDTH / 2, 162, 'batch["set"]', **mono))
+
+    top, column, first = 196, 54, LEFT + 64
+    parts.append(
+        text(LEFT, top, "x.reshape(3, 2, 4, -1)", font_weight="bold", **mono)
+    )
+    shape = np.arange(len(rows)).reshape(n_sets, 2, size)
+    for part, words in enumerate(("treated", "controls")):
+        x = first + part * (size * column + 20)
+        parts.append(middle(x + size * column / 2, top + 26, words))
+        for number in range(n_sets):
+            y = top + 36 + number * 42
+            if not part:
+                parts.append(text(LEFT, y + 24, f"set {number}"))
+            for place, row in enumerate(shape[number, part].tolist()):
+                fill, more = look(row)
+                parts.append(
+                    box(
+                        x + place * column,
+                        y,
+                        column - 4,
+                        36,
+                        str(row),
+                        fill,
+                        **more,
+                    )
+                )
+    label = "The rows of a batch of three sets: four treated cells of each set, then its four controls"
+    return picture(
+        394, label, "A color is a set. Outlined rows are its controls.", parts
+    )
+
+
+def mesh() -> str:
+    """Draw the ranks of eight processes in a mesh of 2 x 2 x 2."""
+    processes = np.arange(8).reshape(2, 2, 2)
+    # the tensor-parallel dimension is last, so ranks count the first two: 0 1 2 3
+    ranks = np.arange(4).reshape(2, 2)
+    width, first, block = 99, LEFT + 106, 220
+    parts = []
+    for replica in range(2):
+        x = first + replica * block
+        parts.append(
+            middle(x + width, 17, f"dp_replicate {replica}", font_weight="bold")
+        )
+        parts += [
+            middle(x + (part + 0.5) * width, 42, f"tp {part}") for part in range(2)
+        ]
+        for shard in range(2):
+            y = 52 + shard * 92
+            rank = int(ranks[replica, shard])
+            if not replica:
+                parts.append(
+                    text(LEFT, y + 25, f"dp_shard {shard}", font_weight="bold")
+                )
+            for part in range(2):
+                words = f"process {processes[replica, shard, part]}"
+                parts.append(
+                    box(x + part * width + 1, y, width - 4, 38, words, COLORS[rank])
+                )
+            parts.append(bracket(x + 1, y + 43, 2 * width - 4))
+            parts.append(middle(x + width, y + 66, f"rank {rank}"))
+    label = "A mesh of 2 x 2 x 2 processes: two processes that differ only in tp are one rank"
+    caption = "A color is a rank. Its two processes read the same cells."
+    return picture(262, label, caption, parts)
+
+
+#: Lines that ``./dev demo`` prints, without its tables. Copy them again if the demo prints something else.
+DEMO = """\
+$ ./dev demo
+700 cells: 560 to train on, 140 held out; 2 Gloo ranks
+…
+✓ no row was read by two ranks
+✓ every rank had the same number of batches
+✓ no held-out row was trained on
+✓ 16 rows were dropped in each epoch
+✓ each of the 140 held-out cells was counted once
+…
+One more epoch: one of 2 ranks is killed halfway, and 3 ranks resume
+  steps 0 to 8 on 2 ranks, 9 to 14 on 3 ranks
+✓ each of the 560 training cells of that epoch was read once
+"""
+#: Colors of the marks of these lines.
+MARKS = {"✓ ": GREEN, "$ ": BLUE}
+
+
+def demo() -> str:
+    """Draw a terminal with lines that the demo prints."""
+    lines = DEMO.splitlines()
+    height = 44 + 20 * len(lines)
+    look = f'rx="8" fill="none" stroke="{INK}" stroke-width="1.5"'
+    parts = [f'<rect x="8" y="4" width="{WIDTH - 16}" height="{height}" {look}/>']
+    parts.append(line((8, 28), (WIDTH - 8, 28)))
+    parts += [
+        f'<circle cx="{x}" cy="16" r="4.5" fill="none" stroke="{INK}" stroke-width="1.5"/>'
+        for x in (24, 40, 56)
+    ]
+    for number, printed in enumerate(lines):
+        y = 52 + 20 * number
+        mono = {"font_family": "monospace", "font_size": "12.5"}
+        if number == 0:
+            mono["font_weight"] = "bold"
+        mark, words = printed[:2], printed[2:]
+        if mark in MARKS:
+            parts.append(text(20, y, mark[0], **mono | {"fill": MARKS[mark]}))
+        else:
+            words = printed
+        # a line with a mark or an indent starts in the third column
+        x = 20 if words == printed.lstrip() else 35
+        parts.append(text(x, y, words.strip(), **mono))
+    label = "A terminal with the output of ./dev demo: six checks of the rows that ranks read passed"
+    return picture(height + 12, label, "", parts)
+
+
 PICTURES = {
+    "way.svg": way,
+    "prefetch.svg": prefetch,
+    "sets.svg": sets,
+    "mesh.svg": mesh,
+    "demo.svg": demo,
     "resume.svg": resume,
     "virtual.svg": virtual,
     "remainder.svg": remainder,

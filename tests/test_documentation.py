@@ -11,6 +11,7 @@ import pytest
 import yaml
 
 from docs.palette import FILLS, LINES, PAGES, STYLE, TEXT, contrast, themed
+from docs.pictures import DEMO
 from tests.processes.launch import ROOT
 
 if TYPE_CHECKING:
@@ -60,6 +61,15 @@ def test_style_replaces_each_color_as_attribute_and_in_style() -> None:
             assert f'[style*="{part}: {light}"] {{ {part}: {dark} !important }}' in STYLE
     # boxes, and the text in them, are the same on both pages
     assert not any(color in STYLE for color in (*FILLS.values(), TEXT))
+
+
+def test_terminal_shows_checks_of_the_demo() -> None:
+    """The picture of the demo has its words, with numbers in place of names."""
+    source = (ROOT / "demo/report.py").read_text()
+    checks = [line[2:] for line in DEMO.splitlines() if line.startswith("✓ ")]
+    assert len(checks) == 6
+    for check in checks:
+        assert re.search(re.sub(r"\d+", r"\\{[^}]+\\}", check), source)
 
 
 def test_code_on_pages_fits_their_width() -> None:
