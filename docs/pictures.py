@@ -6,6 +6,7 @@ Their background is transparent, and their colors are in palette.py.
 from __future__ import annotations
 
 from pathlib import Path
+from textwrap import wrap
 from typing import Any, Literal
 
 import numpy as np
@@ -320,7 +321,7 @@ def collect() -> str:
 
     def title(y: float, word: str, words: str) -> None:
         parts.append(text(LEFT, y, word, font_weight="bold"))
-        parts.append(text(LEFT + 118, y, words, font_size="14"))
+        parts.append(text(LEFT + 124, y, words, font_size="14"))
 
     def cells(x: float, y: float, own: np.ndarray) -> None:
         for number, cell in enumerate(own.tolist()):
@@ -671,8 +672,9 @@ MARKS = {"✓ ": GREEN, "$ ": BLUE}
 
 def demo() -> str:
     """Draw a terminal with lines that the demo prints."""
-    lines = DEMO.splitlines()
-    height = 44 + 20 * len(lines)
+    # a terminal of 60 columns wraps one of the lines
+    lines = [part for printed in DEMO.splitlines() for part in wrap(printed, 60)]
+    height = 46 + 22 * len(lines)
     look = f'rx="8" fill="none" stroke="{INK}" stroke-width="1.5"'
     parts = [f'<rect x="8" y="4" width="{WIDTH - 16}" height="{height}" {look}/>']
     parts.append(line((8, 28), (WIDTH - 8, 28)))
@@ -681,8 +683,8 @@ def demo() -> str:
         for x in (24, 40, 56)
     ]
     for number, printed in enumerate(lines):
-        y = 52 + 20 * number
-        mono = {"font_family": "monospace", "font_size": "12.5"}
+        y = 53 + 22 * number
+        mono = {"font_family": "monospace", "font_size": "13.5"}
         if number == 0:
             mono["font_weight"] = "bold"
         mark, words = printed[:2], printed[2:]
@@ -691,7 +693,7 @@ def demo() -> str:
         else:
             words = printed
         # a line with a mark or an indent starts in the third column
-        x = 20 if words == printed.lstrip() else 35
+        x = 20 if words == printed.lstrip() else 36
         parts.append(text(x, y, words.strip(), **mono))
     label = "A terminal with the output of ./dev demo: six checks of the rows that ranks read passed"
     return picture(height + 12, label, "", parts)
