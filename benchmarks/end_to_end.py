@@ -10,19 +10,17 @@ Every round measures each method once, in a different order, epochs 0 and 1 in t
 themselves have later epochs then, and much slower methods run only in the first rounds. annbatch runs twice in every
 round, as a control. Medians and ranges over the rounds are reported, in rows per second of the job and per core second,
 relative to annbatch in the same round and epoch. Core seconds are those of the ranks, without workers of a
-``DataLoader``. Measurements go to a JSON file, with the versions, and to a figure.
+``DataLoader``. Measurements go to a JSON file, with the versions, and to figures.
 
-    python -m benchmarks.end_to_end                                # some minutes; the figure of the documentation
-    python -m benchmarks.end_to_end --small --out small.svg        # the same at a size for tests
-    python -m benchmarks.end_to_end --only annbatch --rounds 60 --out long.svg    # annbatch and this package alone
+    python -m benchmarks.end_to_end                                # some minutes; the figures of the documentation
+    python -m benchmarks.end_to_end --draw                         # draws them from the JSON file
+    python -m benchmarks.end_to_end --small --out small.json       # the same at a size for tests
+    python -m benchmarks.end_to_end --only annbatch --rounds 60 --out long.json    # annbatch and this package alone
 """
 
 from __future__ import annotations
 
-import argparse
-import json
 import os
-import platform
 import statistics
 import tempfile
 from contextlib import ExitStack
@@ -31,10 +29,9 @@ from typing import Any
 
 import numpy as np
 
-from benchmarks import figures, libraries
+from benchmarks import figures, libraries, record
 from benchmarks.libraries.cells import make
 
-FIGURE = Path(__file__).parents[1] / "docs" / "_static" / "end_to_end.svg"
 WORLD_SIZE = 2
 #: chunk_size, preload_nchunks, batch_size: load requests of 1,024 rows. Other libraries have the batches only.
 CONFIGURATION = 64, 16, 256
@@ -46,6 +43,34 @@ LEAST = 0.9
 SAME_ORDERS = {"tiledbsoma_ml"}
 #: Rounds of every way; ways with less than a part of annbatch's rows per second are so slow that these say enough.
 FEW_ROUNDS, SLOW = 2, 0.6
+
+#: Labels of the bars of the figures. Those of the two packages are grouped by the store.
+STORES = {
+    "annbatch's store": {
+        "annbatch": "annbatch",
+        "annbatch, again": "annbatch (control)",
+        "annbatch-distributed": "annbatch-distributed",
+    },
+    "the same, uncompressed": {"annbatch, uncompressed": "annbatch"},
+    "collect (lz4)": {"annbatch, collect": "annbatch", "annbatch-distributed, collect": "annbatch-distributed"},
+    "collect --compression none": {
+        "annbatch, collect, uncompressed": "annbatch",
+        "annbatch-distributed, collect, uncompressed": "annbatch-distributed",
+        "annbatch-distributed, collect, uncompressed, as stored": 'the same, dtype="stored"',
+    },
+}
+#: annbatch, and the fastest way of this package.
+REFERENCES = {
+    "annbatch": "annbatch",
+    "annbatch-distributed, collect, uncompressed, as stored": (
+        'annbatch-distributed, collect,\nuncompressed, dtype="stored"'
+    ),
+}
+README = {
+    "annbatch": "annbatch",
+    "annbatch, uncompressed": "annbatch,\nuncompressed store",
+    "annbatch-distributed, collect, uncompressed": "annbatch-distributed,\ncollect --compression none",
+}
 
 
 def together(found: list[dict[str, float]]) -> dict[str, float]:
@@ -151,46 +176,68 @@ def text_of(line: dict[str, Any]) -> str:
     )
 
 
-def draw(lines: list[dict[str, Any]], out: Path) -> None:
-    """Write the figure: rows per second in epoch 1, relative to annbatch, in a panel for each kind of cells."""
+def draw(content: dict[str, Any], out: Path) -> None:
+    """Write the figures: this package and annbatch by the store, all libraries, and three bars for the README."""
+    lines = [line for line in content["lines"] if (line["ranks"], line["epoch"]) == (WORLD_SIZE, 1)]
     kinds = list(dict.fromkeys(line["collection"] for line in lines))
-    ways = list(dict.fromkeys(line["way"] for line in lines))
-    with figures.figure(out, 5.6, len(kinds) * (0.7 + 0.19 * len(ways))) as figure:
-        axes = figure.subplots(nrows=len(kinds), sharex=True, squeeze=False)[:, 0]
-        for axis, kind in zip(axes, kinds, strict=True):
-            own = [
-                line for line in lines if (line["collection"], line["ranks"], line["epoch"]) == (kind, WORLD_SIZE, 1)
-            ]
-            colors = [figures.BLUE if "distributed" in line["way"] else figures.GRAY for line in own]
-            ratios = [line["of annbatch's"] for line in own]
-            axis.barh(range(len(own)), ratios, 0.75, color=colors)
-            axis.axvline(1, color=figures.INK, linewidth=0.8)
-            for place, ratio in enumerate(ratios):  # to the right of the line at 1, which would cross out a number
-                at = max(ratio, 1), place
-                axis.annotate(f"{ratio:.2f}", at, (3, 0), textcoords="offset points", va="center", color=figures.INK)
-            names = [f"{line['way']} (control)" if line["way"].endswith(", again") else line["way"] for line in own]
-            axis.set_yticks(range(len(own)), names)
-            axis.set_title(f"{kind} cells", fontsize="medium", loc="left")
-            axis.invert_yaxis()
+    parts = {(line["collection"], line["way"]): line["of annbatch's"] for line in lines}
+    others = {way: way.replace("-ml, ", "-ml,\n") for _, way in parts if not way.startswith("annbatch")}
+    name = {"end_to_end": "speed"}.get(out.stem, f"{out.stem}_speed")
+    draw_bars(parts, kinds, STORES, out)
+    draw_bars(parts, kinds, {"": {**REFERENCES, **others}}, out.with_name(f"{out.stem}_libraries.svg"))
+    draw_bars(parts, kinds[:1], {"": README}, out.with_name(f"{name}.svg"))
+
+
+def draw_bars(
+    parts: dict[tuple[str, str], float], kinds: list[str], groups: dict[str, dict[str, str]], out: Path
+) -> None:
+    """Write a figure of rows per second, with a panel for each kind of cells and groups of bars with their labels."""
+    titles, ways, labels, places, place = [], [], [], [], 0.0
+    for title, bars in groups.items():
+        rows: list[tuple[str | None, str]] = [(None, title)] if title else []
+        for way, label in [*rows, *bars.items()]:
+            height = 1 + 0.7 * label.count("\n")
+            titles.append(way is None)
+            ways.append(way)
+            labels.append(label)
+            places.append(place + height / 2)
+            place += height
+    with figures.figure(out, 5.6, 0.55 + 0.2 * len(kinds) + 0.2 * place) as figure:
+        panels = figure.subplots(ncols=len(kinds), sharex=True, sharey=True, squeeze=False)[0]
+        for panel, kind in zip(panels, kinds, strict=True):
+            for way, at in zip(ways, places, strict=True):
+                if (part := parts.get((kind, str(way)))) is not None:
+                    color = figures.BLUE if str(way).startswith("annbatch-distributed") else figures.GRAY
+                    panel.barh(at, part, 0.75, color=color)
+                    # to the right of the line at 1, which would cross out a number
+                    panel.annotate(f"{part:.2f}", (max(part, 1), at), (3, 0), textcoords="offset points", va="center")
+            panel.axvline(1, color=figures.INK, linewidth=0.8)
+            panel.tick_params(axis="y", length=0)
+            if kinds[1:]:
+                panel.set_title(f"{kind} cells", fontsize="medium", loc="left")
+        shown = [part for (kind, way), part in parts.items() if kind in kinds and way in ways]
+        panels[0].set_xlim(0, 1.25 * max(shown))
+        panels[0].set_xticks(range(int(1.25 * max(shown)) + 1))
+        panels[0].set_ylim(place, 0)
+        panels[0].set_yticks(places, labels)
+        for label, is_title in zip(panels[0].get_yticklabels(), titles, strict=True):
+            label.set_fontweight("bold" if is_title else "normal")
         figure.supxlabel("rows per second, relative to annbatch", fontsize="medium")
 
 
 def main() -> None:
     """Measure both collections, print a table, and write it and the figure."""
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--small", action="store_true", help="run at a size for tests")
-    parser.add_argument("--only", nargs="+", default=LIBRARIES, choices=LIBRARIES, help="libraries to compare")
-    parser.add_argument("--rounds", type=int, help="number of rounds of methods that are not slow")
-    parser.add_argument("--out", type=Path, default=FIGURE, help="path of the figure; the JSON file has the same name")
-    arguments = parser.parse_args()
+    arguments = record.arguments(
+        __doc__,
+        "end_to_end",
+        draw,
+        only={"nargs": "+", "default": LIBRARIES, "choices": LIBRARIES, "help": "libraries to compare"},
+        rounds={"type": int, "choices": range(1, 1_000), "metavar": "N", "help": "rounds of methods that are not slow"},
+    )
     if REFERENCE not in arguments.only:
-        parser.error(f"--only must include {REFERENCE}, the reference")
-    if arguments.out == FIGURE and (arguments.small or arguments.rounds or arguments.only != LIBRARIES):
-        parser.error("pass a different --out, so that the figure of the documentation is kept")
-    if arguments.rounds is not None and arguments.rounds < 1:
-        parser.error(f"--rounds: must be 1 or more, got {arguments.rounds}")
+        raise SystemExit(f"--only must include {REFERENCE}, the reference")
     n_obs, repeats = 16_400 if arguments.small else 60_011, arguments.rounds or (1 if arguments.small else 21)
-    versions: dict[str, Any] = {"python": platform.python_version()}
+    versions: dict[str, Any] = {}
     print(f"{n_obs:.0e} cells, {WORLD_SIZE} ranks, {os.cpu_count()} cores")
     print(f"collection  chunk/.../b  ranks  epoch  {'way':<55}     rows/s  per core  of annbatch's", flush=True)
     lines: list[dict[str, Any]] = []
@@ -207,9 +254,7 @@ def main() -> None:
                 print(*map(text_of, found), sep="\n", flush=True)
                 lines += found
     print(versions)
-    draw(lines, arguments.out)
-    written = {"cells": n_obs, "cores": os.cpu_count(), "rounds": repeats, "versions": versions, "lines": lines}
-    arguments.out.with_suffix(".json").write_text(json.dumps(written, indent=1) + "\n")
+    record.write(arguments.out, versions, draw, cells=n_obs, rounds=repeats, lines=lines)
 
 
 if __name__ == "__main__":

@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 from contextlib import contextmanager
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import matplotlib as mpl
 import numpy as np
 from matplotlib.figure import Figure
 
-from docs.palette import LINES, STYLE
+from docs.palette import LINES, themed
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
@@ -17,7 +17,7 @@ if TYPE_CHECKING:
 
     from matplotlib.axes import Axes
 
-#: Colors on light pages. The style of a figure replaces them on dark ones.
+#: Colors on light pages. `themed` adds those of dark pages.
 BLUE, ORANGE, GREEN, GRAY, INK = (LINES[name][0] for name in ("blue", "orange", "green", "gray", "ink"))
 
 
@@ -38,16 +38,26 @@ def figure(out: Path, width: float, height: float) -> Iterator[Figure]:
         yield made
         out.parent.mkdir(parents=True, exist_ok=True)
         made.savefig(out, metadata={"Date": None}, transparent=True)
-    drawing = out.read_text()
-    for name, (light, _) in LINES.items():
-        drawing = drawing.replace(light, f"var(--{name})")
-    out.write_text(drawing.replace(" <metadata>", f" {STYLE}\n <metadata>", 1))
+    out.write_text(themed(out.read_text()))
 
 
 def label_lines(axis: Axes, ends: Sequence[tuple[float, float, str, str]]) -> None:
     """Write the name of each line at its end, given as (x, y, name, color), on an axis whose y is logarithmic."""
     low, high = np.log10(axis.get_ylim())
-    gap, last = (high - low) / 18, -np.inf
-    for x, y, name, color in sorted(ends, key=lambda end: end[1]):
-        last = max(np.log10(y), last + gap)  # names that would overlap move up
-        axis.annotate(name, (x, 10**last), xytext=(6, 0), textcoords="offset points", va="center", color=color)
+    ends = sorted(ends, key=lambda end: end[1])
+    places = np.log10([y for _, y, _, _ in ends])
+    for _ in range(500):  # names that would overlap move apart, with a line to their places
+        overlaps = np.maximum((high - low) / 18 - np.diff(places), 0) / 2
+        places[:-1] -= overlaps
+        places[1:] += overlaps
+    for (x, y, name, color), place in zip(ends, places, strict=True):
+        line: dict[str, Any] = {
+            "arrowstyle": "-",
+            "color": color,
+            "linewidth": 0.8,
+            "shrinkA": 0,
+            "shrinkB": 0,
+            "relpos": (0, 0.5),
+        }
+        look: dict[str, Any] = {"va": "center", "color": color}
+        axis.annotate(name, (x, y), (14, 10**place), textcoords=("offset points", "data"), arrowprops=line, **look)

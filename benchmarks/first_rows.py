@@ -17,23 +17,22 @@ Every run is a separate process; medians are reported. A process may use 16 GiB;
 to a JSON file, with the versions, and to a figure.
 
     python -m benchmarks.first_rows                                # some minutes; the figure of the documentation
-    python -m benchmarks.first_rows --small --out small.svg        # the same at a size for tests
+    python -m benchmarks.first_rows --draw                         # draws it from the JSON file
+    python -m benchmarks.first_rows --small --out small.json       # the same at a size for tests
 """
 
 from __future__ import annotations
 
-import argparse
-import json
-import platform
 import statistics
-from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from benchmarks import figures, libraries
+from benchmarks import figures, libraries, record
 
-FIGURE = Path(__file__).parents[1] / "docs" / "_static" / "first_rows.svg"
+if TYPE_CHECKING:
+    from pathlib import Path
+
 RANK, WORLD_SIZE, OTHER_WORLD_SIZE = 3, 8, 6
 FEW_CHUNKS, MANY_CHUNKS = (512, 32, 4096), (64, 512, 4096)
 #: What is measured: a name, a library, a configuration.
@@ -78,8 +77,9 @@ def line_of(name: str, n_obs: int, when: str, found: dict[str, Any]) -> dict[str
     return {"name": name, "rows": n_obs, "when": when, "seconds": found["seconds"], "MB": found["MB"]}
 
 
-def draw(lines: list[dict[str, Any]], out: Path) -> None:
+def draw(content: dict[str, Any], out: Path) -> None:
     """Write the figure: seconds and memory by the number of rows, where an epoch begins."""
+    lines = content["lines"]
     kind = lines[0]["when"]
     names = list(dict.fromkeys(line["name"] for line in lines if line["when"] == kind))
     with figures.figure(out, 5.6, 6.4) as figure:
@@ -108,16 +108,11 @@ def draw(lines: list[dict[str, Any]], out: Path) -> None:
 
 def main() -> None:
     """Measure everything, print a table, and write it and the figure."""
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--small", action="store_true", help="run at a size for tests")
-    parser.add_argument("--out", type=Path, default=FIGURE, help="path of the figure; the JSON file has the same name")
-    arguments = parser.parse_args()
-    if arguments.small and arguments.out == FIGURE:
-        parser.error("pass --out with --small, so that the figure of the documentation is kept")
+    arguments = record.arguments(__doc__, "first_rows", draw)
     sizes, middles, repeats = (
         ([10**5], [10**5], 1) if arguments.small else ([10**6, 10**7, 10**8, 10**9], [10**7, 10**8], 3)
     )
-    versions: dict[str, Any] = {"python": platform.python_version()}
+    versions: dict[str, Any] = {}
     print(f"rank {RANK} of {WORLD_SIZE}; medians of {repeats}")
     print(f"{'':<33}      rows  {'':<30}     seconds        MB", flush=True)
     lines = []
@@ -131,9 +126,8 @@ def main() -> None:
             found = measure("resume", library, [n_obs, *configuration, RANK, WORLD_SIZE, after], repeats)
             lines.append(line_of(name, n_obs, f"in its middle, {WORLD_SIZE} to {after} ranks", found))
     print(versions)
-    draw(lines, arguments.out)
-    written = {"rank": RANK, "world size": WORLD_SIZE, "runs": repeats, "versions": versions, "lines": lines}
-    arguments.out.with_suffix(".json").write_text(json.dumps(written, indent=1) + "\n")
+    about = {"rank": RANK, "world size": WORLD_SIZE, "runs": repeats}
+    record.write(arguments.out, versions, draw, **about, lines=lines)
 
 
 if __name__ == "__main__":

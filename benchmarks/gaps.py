@@ -4,23 +4,22 @@ A simulated collection, sparse or dense, is written by annbatch, and a fraction 
 These rows are read in chunks in random order by: annbatch's Loader with index arrays of exactly these rows; this
 package, with and without over-reading gaps; and this package from a collection of these rows alone. Rows per second
 are reported relative to an iteration over all rows: medians of the ratios within a round, in which each method runs
-once. Batches are made dense, as users do.
+once. Batches are made dense, as users do. Measurements go to a JSON file, with the versions.
 
-    python -m benchmarks.gaps            # 10^5 cells, some minutes
-    python -m benchmarks.gaps --sweep    # the same for several lengths of gaps, from which the default was chosen
-    python -m benchmarks.gaps --small    # the same at a size for tests
+    python -m benchmarks.gaps                             # 10^5 cells, some minutes; the file of the documentation
+    python -m benchmarks.gaps --sweep --out sweep.json    # for several lengths of gaps, to choose the default
+    python -m benchmarks.gaps --small --out small.json    # the same at a size for tests
 """
 
 from __future__ import annotations
 
-import argparse
 import statistics
 import tempfile
 import time
 import warnings
 from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import anndata as ad
 import numpy as np
@@ -32,6 +31,7 @@ from annbatch.abc import Sampler
 from annbatch.samplers import RandomSampler
 
 from annbatch_distributed import DistributedSampler, Rank
+from benchmarks import record
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
@@ -99,8 +99,10 @@ def ours(mask: Flags | None = None, length: int | None = None) -> Sampler:
     return DistributedSampler(sampler, dist_info=Rank(0, 1), seed=0, mask=mask, remainder="exact", **options)
 
 
-def compare(title: str, whole: Callable[[], float], ways: dict[str, Callable[[], float]], repeats: int) -> None:
-    """Print how many rows each way delivers in the time in which a pass over all rows delivers one."""
+def compare(
+    title: str, whole: Callable[[], float], ways: dict[str, Callable[[], float]], repeats: int
+) -> list[dict[str, Any]]:
+    """Print and return how many rows each way delivers in the time in which a pass over all rows delivers one."""
     ratios: dict[str, list[float]] = {name: [] for name in ways}
     times: dict[str, list[float]] = {name: [] for name in ways}
     for _ in range(repeats):
@@ -108,16 +110,19 @@ def compare(title: str, whole: Callable[[], float], ways: dict[str, Callable[[],
         for name, way in ways.items():
             times[name].append(1e6 * way())
             ratios[name].append(1e6 * base / times[name][-1])
-    cells = [f"{statistics.median(times[name]):8.1f} ({statistics.median(ratios[name]):.2f})" for name in ways]
+    lines = [
+        {"way": name, "us a row": statistics.median(times[name]), "of all": statistics.median(ratios[name])}
+        for name in ways
+    ]
+    cells = [f"{line['us a row']:8.1f} ({line['of all']:.2f})" for line in lines]
     print(f"{title:>14}  " + "  ".join(cell.rjust(16) for cell in cells), flush=True)
+    return lines
 
 
 def main() -> None:
-    """Measure all parts of both collections."""
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--small", action="store_true", help="run in seconds, at a size for tests")
-    parser.add_argument("--sweep", action="store_true", help="compare lengths of gaps")
-    arguments = parser.parse_args()
+    """Measure all parts of both collections, print a table, and write it."""
+    sweep = {"action": "store_true", "help": "compare lengths of gaps"}
+    arguments = record.arguments(__doc__, "gaps", sweep=sweep)
     n_obs, repeats = (6_000, 1) if arguments.small else (100_000, 9)
     warnings.simplefilter("ignore")  # harmless warnings of anndata and zarr
     zarr.config.set({"codec_pipeline.path": "zarrs.ZarrsCodecPipeline"})
@@ -127,6 +132,7 @@ def main() -> None:
         "dense": lambda: rng.random((n_obs, 512), dtype=np.float32),
     }
     print(f"{n_obs:.0e} cells: microseconds for a row (rows/s as a part of a pass over all); medians of {repeats}")
+    lines: list[dict[str, Any]] = []
     for name, make in collections.items():
         matrix = make()
         with tempfile.TemporaryDirectory() as folder:
@@ -138,7 +144,7 @@ def main() -> None:
                 else ["index arrays", "no gaps", "gaps", "a collection"]
             )
             print(f"{name:>14}  " + "  ".join(one.rjust(16) for one in names))
-            compare("all", whole, {"": whole}, repeats)
+            compare("all", whole, {"": whole}, repeats)  # the noise
             for part in PARTS[1:] if arguments.sweep else PARTS:
                 mask = rng.random(n_obs) < part
                 if arguments.sweep:
@@ -151,7 +157,9 @@ def main() -> None:
                         "gaps": partial(read, every, ours(mask)),
                         "a collection": partial(read, alone, ours()),
                     }
-                compare(f"{part:.0%} selected", whole, ways, repeats)
+                found = compare(f"{part:.0%} selected", whole, ways, repeats)
+                lines += [{"collection": name, "selected": part, **line} for line in found]
+    record.write(arguments.out, cells=n_obs, chunk=CHUNK, rounds=repeats, lines=lines)
 
 
 if __name__ == "__main__":

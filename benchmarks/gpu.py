@@ -8,14 +8,14 @@ longer. annbatch's Loader and a StatefulLoader are compared, each with and witho
 
 Every round reads one epoch with each method, in turn; the first round isn't counted. Medians are reported, in rows per
 second, relative to the better method of annbatch, and relative to the ideal: the same number of steps on one batch.
+They go to a JSON file, with the versions.
 
-    python -m benchmarks.gpu                # two minutes, on a GPU with CuPy
-    python -m benchmarks.gpu --small        # the same at a size for tests, on the CPU if there is no GPU
+    python -m benchmarks.gpu                            # on a GPU with CuPy, two minutes; the file of the documentation
+    python -m benchmarks.gpu --small --out small.json   # at a size for tests, on the CPU if there is no GPU
 """
 
 from __future__ import annotations
 
-import argparse
 import statistics
 import tempfile
 import time
@@ -31,6 +31,7 @@ from annbatch import DatasetCollection, Loader
 from annbatch.samplers import RandomSampler
 
 from annbatch_distributed import DistributedSampler, Rank, StatefulLoader
+from benchmarks import record
 from benchmarks.libraries.cells import make, matrix
 
 SIZES = 64, 32, 256
@@ -75,8 +76,8 @@ def loaders(cells: DatasetCollection) -> dict[str, Loader]:
     return {name: loader.use_collection(cells) for name, loader in made.items()}
 
 
-def measure(cells: DatasetCollection, width: int, repeats: int) -> None:
-    """Print a line for each way."""
+def measure(cells: DatasetCollection, width: int, repeats: int) -> list[dict[str, Any]]:
+    """Print and return a line for each way."""
     ways = loaders(cells)
     training = Training(next(iter(ways.values())).n_var, width)
     ours = ways["ours, preload_to_gpu=False"]
@@ -94,15 +95,17 @@ def measure(cells: DatasetCollection, width: int, repeats: int) -> None:
     ideal = statistics.median(ideals)
     theirs = max(rate for name, rate in medians.items() if name.startswith("annbatch"))
     print(f"width {width}, a step takes {1e3 * SIZES[-1] / ideal:.1f} ms, {ideal:,.0f} rows/s")
+    lines = []
     for name, rate in medians.items():
         print(f"{name:30}  {rate:8,.0f} rows/s  {rate / theirs:.2f} of annbatch's  {rate / ideal:.2f} of the ideal")
+        line = {"width": width, "step, ms": 1e3 * SIZES[-1] / ideal, "way": name, "rows/s": rate}
+        lines.append(line | {"of annbatch's": rate / theirs, "of the ideal": rate / ideal})
+    return lines
 
 
 def main() -> None:
-    """Measure a narrow and a wide model."""
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--small", action="store_true", help="run in seconds, at a size for tests")
-    arguments = parser.parse_args()
+    """Measure a narrow and a wide model, print a table, and write it."""
+    arguments = record.arguments(__doc__, "gpu")
     if not arguments.small and DEVICE.type == "cpu":
         print("torch finds no GPU, so that nothing is measured")
         return
@@ -116,8 +119,8 @@ def main() -> None:
         make("sparse", n_obs, source)
         ad.AnnData(matrix(source)).write_h5ad(file)
         DatasetCollection(path).add_adatas([file])
-        for width in widths:
-            measure(DatasetCollection(path, mode="r"), width, repeats)
+        lines = [line for width in widths for line in measure(DatasetCollection(path, mode="r"), width, repeats)]
+    record.write(arguments.out, device=name, cells=n_obs, sizes=SIZES, rounds=repeats, lines=lines)
 
 
 if __name__ == "__main__":

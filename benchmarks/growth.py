@@ -15,11 +15,10 @@ run. Measurements go to a JSON file, with the versions.
 
 from __future__ import annotations
 
-import argparse
 import gc
 import json
 import math
-import platform
+import os
 import shutil
 import statistics
 import subprocess
@@ -29,7 +28,6 @@ import time
 import warnings
 from contextlib import suppress
 from functools import partial
-from importlib import metadata
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
 
@@ -43,14 +41,12 @@ from annbatch.samplers import RandomSampler
 
 from annbatch_distributed import CellSets, DistributedSampler, Rank, Rows, StatefulLoader
 from annbatch_distributed.checks import Tally
+from benchmarks import record
 from benchmarks.libraries.__main__ import status
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
 
-ROOT = Path(__file__).parents[1]
-FILE = ROOT / "docs" / "_static" / "growth.json"
-PACKAGES = "annbatch", "numpy", "pandas", "zarr"
 #: chunk_size, preload_nchunks, batch_size.
 FEW_CHUNKS, MANY_CHUNKS = (512, 32, 4096), (64, 512, 4096)
 RANK, WORLD_SIZE = 3, 8
@@ -237,8 +233,8 @@ def measured(name: str, size: int) -> dict[str, float]:
 
 def in_process(name: str, size: int) -> dict[str, float]:
     """Return the same of a process of its own."""
-    command = [sys.executable, "-m", "benchmarks.growth", "--task", name, str(size)]
-    done = subprocess.run(command, cwd=ROOT, stdout=subprocess.PIPE, text=True, timeout=900, check=True)
+    command = [sys.executable, "-m", "benchmarks.growth", "--out", os.devnull, "--task", name, str(size)]
+    done = subprocess.run(command, cwd=record.ROOT, stdout=subprocess.PIPE, text=True, timeout=900, check=True)
     answer: dict[str, float] = json.loads(done.stdout)
     return answer
 
@@ -257,18 +253,16 @@ def measure(name: str, *, small: bool, repeats: int) -> Iterator[dict[str, Any]]
 
 def main() -> None:
     """Measure all tasks, print a table, and write it."""
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--small", action="store_true", help="run at a size for tests")
-    parser.add_argument("--only", default="", metavar="WORD", help="measure only tasks with this word in their names")
-    parser.add_argument("--out", type=Path, default=FILE, help="path of the JSON file")
-    parser.add_argument("--task", nargs=2, metavar=("NAME", "SIZE"), help="print one measurement in this process")
-    arguments = parser.parse_args()
+    arguments = record.arguments(
+        __doc__,
+        "growth",
+        only={"default": "", "metavar": "WORD", "help": "measure only tasks with this word in their names"},
+        task={"nargs": 2, "metavar": ("NAME", "SIZE"), "help": "print one measurement in this process"},
+    )
     if arguments.task:
         name, size = arguments.task
         print(json.dumps(measured(name, int(size))))
         return
-    if (arguments.small or arguments.only) and arguments.out == FILE:
-        parser.error("pass --out with --small and --only, so that the file of the documentation is kept")
     repeats, lines = 1 if arguments.small else 3, []
     print(f"rank {RANK} of {WORLD_SIZE}; medians of {repeats}")
     print(f"{'':<30}{'size':>16}{'seconds':>14}{'MB':>8}{'exponent':>10}", flush=True)
@@ -280,9 +274,7 @@ def main() -> None:
             size = f"{line['size']:.0e} {line['unit']}"
             print(f"{name:<30}{size:>16}{line['seconds']:14.6f}{line['MB']:8.0f}{exponent:>10}", flush=True)
             lines.append(line)
-    versions = {"python": platform.python_version()} | {package: metadata.version(package) for package in PACKAGES}
-    written = {"rank": RANK, "world size": WORLD_SIZE, "runs": repeats, "versions": versions, "lines": lines}
-    arguments.out.write_text(json.dumps(written, indent=1) + "\n")
+    record.write(arguments.out, **{"rank": RANK, "world size": WORLD_SIZE, "runs": repeats, "lines": lines})
 
 
 if __name__ == "__main__":

@@ -22,14 +22,13 @@ from __future__ import annotations
 
 import argparse
 import json
-import platform
+import os
 import statistics
 import subprocess
 import sys
 import tempfile
 import time
 import warnings
-from importlib import metadata
 from itertools import islice
 from pathlib import Path
 from typing import Any
@@ -44,11 +43,9 @@ from annbatch.samplers import RandomSampler
 
 from annbatch_distributed import DistributedSampler, Rank, StatefulLoader
 from annbatch_distributed.collect import collect
+from benchmarks import record
 from benchmarks.libraries.__main__ import measured
 
-ROOT = Path(__file__).parents[1]
-FILE = ROOT / "docs" / "_static" / "labels.json"
-PACKAGES = "anndata", "annbatch", "numpy", "pandas", "zarr"
 KINDS = "annbatch", "in memory", "read", "read, with names", "none"
 #: Number of cells of a file, and of batches to read after the first one.
 N_EACH, N_BATCHES = 1_000_000, 50
@@ -112,35 +109,32 @@ def run(kind: str, path: str) -> None:
 
 def main() -> None:
     """Measure everything, print a table, and write it."""
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--small", action="store_true", help="run at a size for tests")
-    parser.add_argument("--out", type=Path, default=FILE, help="path of the JSON file")
-    parser.add_argument("--run", nargs=2, help=argparse.SUPPRESS)
-    arguments = parser.parse_args()
+    arguments = record.arguments(__doc__, "labels", run={"nargs": 2, "help": argparse.SUPPRESS})
     if arguments.run:
         run(*arguments.run)
         return
-    if arguments.small and arguments.out == FILE:
-        parser.error("pass --out with --small, so that the file of the documentation is kept")
     sizes, n_each, repeats = ([20_000], 20_000, 1) if arguments.small else ([N_EACH, 10 * N_EACH], N_EACH, 3)
     lines = []
     for n_cells in sizes:
         with tempfile.TemporaryDirectory() as folder:
             write(Path(folder), n_cells, n_each)
-            command = [sys.executable, "-m", "benchmarks.labels", "--run"]
+            command = [sys.executable, "-m", "benchmarks.labels", "--out", os.devnull, "--run"]
             runs: dict[str, list[dict[str, float]]] = {kind: [] for kind in KINDS}
             for _ in range(repeats):
                 for kind in KINDS:
                     done = subprocess.run(
-                        [*command, kind, f"{folder}/cells.zarr"], check=True, capture_output=True, text=True, cwd=ROOT
+                        [*command, kind, f"{folder}/cells.zarr"],
+                        check=True,
+                        capture_output=True,
+                        text=True,
+                        cwd=record.ROOT,
                     )
                     runs[kind].append(json.loads(done.stdout))
             for kind, found in runs.items():
                 medians = {name: statistics.median(one[name] for one in found) for name in found[0]}
                 lines.append({"kind": kind, "cells": n_cells, **medians})
                 print(lines[-1], flush=True)
-    versions = {name: metadata.version(name) for name in PACKAGES} | {"python": platform.python_version()}
-    arguments.out.write_text(json.dumps({"runs": repeats, "versions": versions, "lines": lines}, indent=1) + "\n")
+    record.write(arguments.out, runs=repeats, lines=lines)
 
 
 if __name__ == "__main__":

@@ -7,20 +7,21 @@ Loader, and by a StatefulLoader with several values of ``prefetch``; all with za
 2. With steps that sleep for the time that reading a batch takes with ``prefetch=8``: rows per second relative to
    steps without reading, the ideal.
 
-Every round measures each method once, in a second epoch; medians over the rounds are reported.
+Every round measures each method once, in a second epoch; medians over the rounds are reported, and written to a
+JSON file with the versions.
 
-    python -m benchmarks.latency            # some minutes
-    python -m benchmarks.latency --small    # the same at a size for tests
+    python -m benchmarks.latency                             # some minutes; the file of the documentation
+    python -m benchmarks.latency --small --out small.json    # the same at a size for tests
 """
 
 from __future__ import annotations
 
-import argparse
 import statistics
 import tempfile
 import time
 import warnings
 from pathlib import Path
+from typing import TYPE_CHECKING, Any
 
 import anndata as ad
 import numpy as np
@@ -32,6 +33,10 @@ from zarr.storage import LocalStore
 from zarr.testing.store import LatencyStore
 
 from annbatch_distributed import DistributedSampler, Rank, StatefulLoader
+from benchmarks import record
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
 
 SIZES = 512, 4, 512
 AHEAD = 0, 1, 2, 4, 8
@@ -52,8 +57,8 @@ def rate(loader: Loader, step: float = 0.0) -> float:
     return n_rows / (time.perf_counter() - began)
 
 
-def measure(path: Path, latency: float, repeats: int) -> None:
-    """Print a line for annbatch, and one for each number of load requests that are read at once."""
+def measure(path: Path, latency: float, repeats: int) -> Iterator[dict[str, Any]]:
+    """Print and yield a line for annbatch, and one for each number of load requests that are read at once."""
     theirs = Loader(batch_sampler=RandomSampler(*SIZES), preload_to_gpu=False)
     loaders: dict[str, Loader] = {"annbatch": theirs.use_collection(opened(path, latency))}
     for n_ahead in AHEAD:
@@ -75,14 +80,13 @@ def measure(path: Path, latency: float, repeats: int) -> None:
         ratio = statistics.median(ours / theirs for ours, theirs in zip(rates[name], rates["annbatch"], strict=True))
         speed, part = statistics.median(rates[name]), statistics.median(parts[name])
         print(f"{name:14}  {speed:8.0f} rows/s  {ratio:.2f} of annbatch's  {part:.2f} of the ideal", flush=True)
+        yield {"way": name, "rows/s": speed, "of annbatch's": ratio, "of the ideal": part}
 
 
 def main() -> None:
-    """Measure both kinds of cells at each latency."""
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--small", action="store_true", help="run in seconds, at a size for tests")
-    parser.add_argument("--concurrency", type=int, default=10, help="zarr's async.concurrency (10, its default)")
-    arguments = parser.parse_args()
+    """Measure both kinds of cells at each latency, print a table, and write it."""
+    concurrency = {"type": int, "default": 10, "help": "zarr's async.concurrency (10, its default)"}
+    arguments = record.arguments(__doc__, "latency", concurrency=concurrency)
     n_rows, repeats, latencies = (9_000, 1, [0.005]) if arguments.small else (40_000, 3, [0.03, 0.1])
     warnings.simplefilter("ignore")  # harmless warnings of anndata and zarr
     zarr.config.set({"async.concurrency": arguments.concurrency})
@@ -91,6 +95,7 @@ def main() -> None:
         "sparse": sp.random(n_rows, 2_000, density=0.05, format="csr", dtype="float32", rng=rng),
         "dense": rng.random((n_rows, 200), dtype="float32"),
     }
+    lines = []
     with tempfile.TemporaryDirectory() as folder:
         for kind, cells in kinds.items():
             file, path = Path(folder) / f"{kind}.h5ad", Path(folder) / f"{kind}.zarr"
@@ -98,7 +103,10 @@ def main() -> None:
             DatasetCollection(path).add_adatas([file])
             for latency in latencies:
                 print(f"{kind}, {1000 * latency:g} ms a request, async.concurrency {arguments.concurrency}")
-                measure(path, latency, repeats)
+                about = {"collection": kind, "latency": latency}
+                lines += [about | line for line in measure(path, latency, repeats)]
+    about = {"cells": n_rows, "sizes": SIZES, "concurrency": arguments.concurrency}
+    record.write(arguments.out, **about, rounds=repeats, lines=lines)
 
 
 if __name__ == "__main__":

@@ -18,15 +18,13 @@ Every round measures each method once; medians over the rounds are reported. Mea
 versions, and to a figure.
 
     python -m benchmarks.reading                                    # some minutes; the figure of the documentation
-    python -m benchmarks.reading --small --out small.svg            # the same at a size for tests
+    python -m benchmarks.reading --draw                             # draws it from the JSON file
+    python -m benchmarks.reading --small --out small.json           # the same at a size for tests
 """
 
 from __future__ import annotations
 
-import argparse
-import json
 import os
-import platform
 import statistics
 import tempfile
 from pathlib import Path
@@ -34,14 +32,13 @@ from typing import Any
 
 import numpy as np
 
-from benchmarks import figures, libraries
+from benchmarks import figures, libraries, record
 from benchmarks.end_to_end import WORLD_SIZE, together
 from benchmarks.libraries.cells import make
 
 #: Of an epoch: rows per second, and of the waits after the first one, the longest and the 99th percentile.
 type Epoch = dict[str, float]
 
-FIGURE = Path(__file__).parents[1] / "docs" / "_static" / "reading.svg"
 #: chunk_size, preload_nchunks, batch_size: load requests of 2,048 rows, of which a rank has 25 in an epoch.
 CONFIGURATIONS = [(64, 32, 256), (512, 4, 1024)]
 #: Configurations, and what cores there are: one for all that reads, and one for all steps; or both for either.
@@ -132,9 +129,11 @@ def kind_of(line: dict[str, Any]) -> str:
     return f"{line['collection']},\ncores {line['cores']},\n{'/'.join(map(str, line['configuration']))}"
 
 
-def draw(lines: list[dict[str, Any]], out: Path) -> None:
+def draw(content: dict[str, Any], out: Path) -> None:
     """Write the figure: throughput relative to the limit, by the duration of a step, where reading has its own core."""
-    shown = [line for line in lines if (tuple(line["configuration"]), line["cores"]) == JOBS[0] and line["epoch"]]
+    shown = [
+        line for line in content["lines"] if (tuple(line["configuration"]), line["cores"]) == JOBS[0] and line["epoch"]
+    ]
     kinds = list(dict.fromkeys(line["collection"] for line in shown))
     with figures.figure(out, 5.6, 3.0) as figure:
         panels = figure.subplots(ncols=len(kinds), sharey=True, squeeze=False)[0]
@@ -144,26 +143,21 @@ def draw(lines: list[dict[str, Any]], out: Path) -> None:
                 places = np.arange(len(own)) + 0.27 * WAYS.index(way)
                 panel.bar(places, [line["of the ideal"] for line in own], 0.25, color=color, label=way)
                 names = [
-                    "small model" if line["step"] == "model" else f"{line['step']}\N{MULTIPLICATION SIGN}"
+                    "small\nmodel" if line["step"] == "model" else f"{line['step']}\N{MULTIPLICATION SIGN}"
                     for line in own
                 ]
                 panel.set_xticks(np.arange(len(own)) + 0.27, names)
             panel.axhline(1, color=figures.INK, linewidth=0.8)
             panel.set_title(f"{kind} cells", fontsize="medium", loc="left")
-        figure.supxlabel("duration of a step, relative to the time to read a batch", fontsize="medium")
-        panels[0].set_ylabel("throughput, relative to the limit")
+        figure.supxlabel("duration of a step, relative to the time in which annbatch reads a batch", fontsize="medium")
+        panels[0].set_ylabel("rows per second, relative to the\nslower of reading and steps alone")
         handles = panels[0].get_legend_handles_labels()
         figure.legend(*handles, loc="outside upper center", ncols=2, frameon=False)
 
 
 def main() -> None:
     """Measure both collections, print a table, and write it and the figure."""
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--small", action="store_true", help="run in seconds, at a size for tests")
-    parser.add_argument("--out", type=Path, default=FIGURE, help="path of the figure; the JSON file has the same name")
-    arguments = parser.parse_args()
-    if arguments.small and arguments.out == FIGURE:
-        parser.error("pass --out with --small, so that the figure of the documentation is kept")
+    arguments = record.arguments(__doc__, "reading", draw)
     n_obs, repeats, jobs = (6_000, 1, JOBS[:1]) if arguments.small else (103_011, 3, JOBS)
     steps = (1, "model") if arguments.small else STEPS
     print(f"{n_obs:.0e} cells, {os.cpu_count()} cores; medians of {repeats}")
@@ -180,10 +174,7 @@ def main() -> None:
                 found = summary(kind, configuration, cores, measured)
                 print(*map(text_of, found), sep="\n", flush=True)
                 lines += found
-    draw(lines, arguments.out)
-    versions["python"] = platform.python_version()
-    written = {"cells": n_obs, "cores": os.cpu_count(), "rounds": repeats, "versions": versions, "lines": lines}
-    arguments.out.with_suffix(".json").write_text(json.dumps(written, indent=1) + "\n")
+    record.write(arguments.out, versions, draw, cells=n_obs, rounds=repeats, lines=lines)
 
 
 if __name__ == "__main__":

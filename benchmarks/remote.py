@@ -12,10 +12,7 @@ the versions.
 
 from __future__ import annotations
 
-import argparse
-import json
 import os
-import platform
 import shutil
 import statistics
 import tempfile
@@ -24,11 +21,10 @@ from typing import Any
 
 import numpy as np
 
-from benchmarks import libraries
+from benchmarks import libraries, record
 from benchmarks.libraries.cells import make
 from benchmarks.libraries.server import BUCKET, Server, serving
 
-WRITTEN = Path(__file__).parents[1] / "docs" / "_static" / "remote.json"
 BATCH_SIZE = 256
 OURS = "annbatch_distributed"
 #: Methods, and their library.
@@ -76,16 +72,14 @@ def measure(way: str, folder: Path, cache: Path, server: Server, n_obs: int) -> 
 
 def main() -> None:
     """Measure all methods, print a table, and write it."""
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--small", action="store_true", help="run at a size for tests")
-    parser.add_argument("--only", nargs="+", default=[*WAYS], choices=[*WAYS], help="methods to compare")
-    parser.add_argument("--latency", type=float, default=0.03, help="seconds before each answer (0.03)")
-    parser.add_argument("--out", type=Path, default=WRITTEN, help="path of the JSON file")
-    arguments = parser.parse_args()
-    if arguments.out == WRITTEN and (arguments.small or arguments.only != [*WAYS] or arguments.latency != 0.03):
-        parser.error("pass a different --out, so that the figures of the documentation are kept")
+    arguments = record.arguments(
+        __doc__,
+        "remote",
+        only={"nargs": "+", "default": [*WAYS], "choices": [*WAYS], "help": "methods to compare"},
+        latency={"type": float, "default": 0.03, "help": "seconds before each answer (0.03)"},
+    )
     n_obs, repeats = (6_000, 1) if arguments.small else (100_011, 3)
-    versions: dict[str, Any] = {"python": platform.python_version()}
+    versions: dict[str, Any] = {}
     measured = list[dict[str, Any]]()
     with tempfile.TemporaryDirectory() as temporary:
         folder, cache = Path(temporary, "bucket"), Path(temporary, "cache")
@@ -112,8 +106,7 @@ def main() -> None:
     print(f"{'method':20}  epoch  {'  '.join(f'{name:>14}' for name in names)}")
     for line in lines:
         print(f"{line['way']:20}  {line['epoch']:5}  {'  '.join(f'{line[name]:14,.2f}' for name in names)}")
-    written = {"cells": n_obs, "cores": os.cpu_count(), "latency": arguments.latency, "rounds": repeats}
-    arguments.out.write_text(json.dumps(written | {"versions": versions, "lines": lines}, indent=1) + "\n")
+    record.write(arguments.out, versions, cells=n_obs, latency=arguments.latency, rounds=repeats, lines=lines)
 
 
 if __name__ == "__main__":

@@ -4,24 +4,24 @@ The measure is the total variation distance of labels from the collection: the f
 different label, 0 for a perfect match. It is computed for the batches of all ranks in each step, for the batches of
 each rank, for the epoch of each rank, and for ideal random samples of the same sizes.
 
-    python -m benchmarks.representativeness                            # draws the figure of the documentation
-    python -m benchmarks.representativeness --small --out small.svg    # the same at a size for tests
+    python -m benchmarks.representativeness                            # a minute; the figure of the documentation
+    python -m benchmarks.representativeness --draw                     # draws it from the JSON file
+    python -m benchmarks.representativeness --small --out small.json   # the same at a size for tests
 """
 
 from __future__ import annotations
 
-import argparse
-from pathlib import Path
-from typing import TYPE_CHECKING, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
 from annbatch.samplers import RandomSampler
 
 from annbatch_distributed import DistributedSampler, Rank, Shuffled
-from benchmarks import figures
+from benchmarks import figures, record
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Sequence
+    from collections.abc import Iterable
+    from pathlib import Path
 
     import numpy.typing as npt
 
@@ -29,10 +29,10 @@ if TYPE_CHECKING:
     type Counts = npt.NDArray[np.int64]
     type Distances = npt.NDArray[np.float64]
 
-FIGURE = Path(__file__).parents[1] / "docs" / "_static" / "representativeness.svg"
 N_CLASSES = 50
 #: annbatch's FAQ
 CHUNK_SIZE, BATCH_SIZE = 512, 4096
+IDEAL = "ideal random sample"
 #: What a distance is taken of.
 PARTS = ("each step's batches of all ranks", "each rank's batches", "each rank's epoch")
 
@@ -103,20 +103,25 @@ def distances(parts: Iterable[Counts], labels: Labels) -> Distances:
     return np.array([abs(part / part.sum(-1, keepdims=True) - expected).sum(-1).mean() / 2 for part in parts])
 
 
-def draw(results: dict[str, Distances], world_sizes: Sequence[int], out: Path) -> None:
+def draw(content: dict[str, Any], out: Path) -> None:
     """Write the figure: a panel for each part, and in it a line for each setting, by the number of ranks."""
-    shown = 0, 2  # each rank's batches depend little on the setting
+    looks = {str(setting): (setting.color, setting.line) for setting in SETTINGS} | {IDEAL: (figures.INK, "-.")}
+    world_sizes = sorted({line["ranks"] for line in content["lines"]})
     with figures.figure(out, 5.6, 6.4) as figure:
-        panels = figure.subplots(nrows=len(shown), sharex=True)
-        looks = [*((setting.color, setting.line) for setting in SETTINGS), (figures.INK, "-.")]
-        for part, panel in zip(shown, panels, strict=True):
+        panels = figure.subplots(nrows=2, sharex=True)
+        # each rank's batches depend little on the setting, and its epoch does not depend on the chunks to preload
+        for part, panel in zip((PARTS[0], PARTS[2]), panels, strict=True):
+            names = [name for name in looks if part == PARTS[0] or "preload" not in name or "preload 32" in name]
             ends = []
-            for (label, found), (color, line) in zip(results.items(), looks, strict=True):
-                panel.plot(world_sizes, found[:, part], line, color=color)
-                ends.append((world_sizes[-1], found[-1, part], label, color))
-            panel.set_title(PARTS[part], fontsize="medium", loc="left")
+            for name in names:
+                color, style = looks[name]
+                found = [line[part] for line in content["lines"] if line["setting"] == name]
+                panel.plot(world_sizes, found, style, color=color)
+                label = name if part == PARTS[0] else name.removesuffix(", preload 32")
+                ends.append((world_sizes[-1], found[-1], label, color))
+            panel.set_title(part, fontsize="medium", loc="left")
             panel.set_xscale("log", base=2)
-            panel.set_xlim(right=world_sizes[-1] ** 1.7)  # room for the names
+            panel.set_xlim(right=world_sizes[-1] ** 1.8)  # room for the names
             panel.set_xticks(world_sizes, [str(world_size) for world_size in world_sizes])
             panel.set_yscale("log")
             ticks = [0.001, 0.003, 0.01, 0.03, 0.1, 0.3, 1]
@@ -128,26 +133,18 @@ def draw(results: dict[str, Distances], world_sizes: Sequence[int], out: Path) -
 
 
 def main() -> None:
-    """Measure, print the distances and draw the figure."""
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--small", action="store_true", help="run in seconds, at a size for tests")
-    parser.add_argument("--out", type=Path, default=FIGURE, help="path of the figure")
-    arguments = parser.parse_args()
-    if arguments.small and arguments.out == FIGURE:
-        parser.error("pass --out with --small, so that the figure of the documentation is kept")
+    """Measure, print the distances, and write them and the figure."""
+    arguments = record.arguments(__doc__, "representativeness", draw)
     n_obs, world_sizes = (500_000, [2, 4]) if arguments.small else (20_000_000, [2, 4, 8, 16, 32, 64])
     labels = sorted_labels(n_obs)
-    results = {
-        str(setting): np.array([measure(setting, world_size, labels) for world_size in world_sizes])
-        for setting in SETTINGS
-    }
-    results["ideal random sample"] = np.array([measure_ideal(world_size, labels) for world_size in world_sizes])
-    for part, name in enumerate(PARTS):
-        print(name)
-        print(f"{'ranks':36}", *(f"{world_size:6}" for world_size in world_sizes))
-        for setting, found in results.items():
-            print(f"{setting:36}", *(f"{distance:6.4f}" for distance in found[:, part]))
-    draw(results, world_sizes, arguments.out)
+    lines = []
+    for setting in [*SETTINGS, None]:
+        for world_size in world_sizes:
+            found = measure(setting, world_size, labels) if setting else measure_ideal(world_size, labels)
+            name = str(setting or IDEAL)
+            lines.append({"setting": name, "ranks": world_size, **dict(zip(PARTS, map(float, found), strict=True))})
+            print(f"{name:36}  {world_size:5}", *(f"{distance:6.4f}" for distance in found), flush=True)
+    record.write(arguments.out, draw=draw, rows=n_obs, classes=N_CLASSES, lines=lines)
 
 
 if __name__ == "__main__":

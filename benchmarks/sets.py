@@ -3,15 +3,14 @@
 A simulated collection of cell lines and drugs is written with the cells of each line and drug together (grouped), and
 again shuffled, annbatch's default. Each is read by a loader of cells, in chunks of 64 rows, and by loaders of sets of
 64 cells with 64 controls of the same line, in chunks of 4, 16 and 64 cells. Every round reads each once; the medians
-of the ratios within a round are reported, without the first round.
+of the ratios within a round are reported, without the first round. Measurements go to a JSON file, with the versions.
 
-    python -m benchmarks.sets            # 60,000 cells, some minutes
-    python -m benchmarks.sets --small    # the same at a size for tests
+    python -m benchmarks.sets                             # 60,000 cells, some minutes; the file of the documentation
+    python -m benchmarks.sets --small --out small.json    # the same at a size for tests
 """
 
 from __future__ import annotations
 
-import argparse
 import statistics
 import tempfile
 import time
@@ -28,6 +27,7 @@ from annbatch import DatasetCollection
 from annbatch.samplers import RandomSampler
 
 from annbatch_distributed import CellSets, DistributedSampler, Rank, StatefulLoader
+from benchmarks import record
 
 N_LINES, N_DRUGS, SIZE = 10, 20, 64
 CHUNKS = 4, 16, 64
@@ -75,13 +75,12 @@ def seconds_for_a_row(loader: StatefulLoader) -> float:
 
 
 def main() -> None:
-    """Measure both collections."""
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--small", action="store_true", help="run in seconds, at a size for tests")
-    arguments = parser.parse_args()
+    """Measure both collections, print a table, and write it."""
+    arguments = record.arguments(__doc__, "sets")
     n_cells, n_genes, n_rounds = (15_000, 1_000, 1) if arguments.small else (60_000, 10_000, 9)
     warnings.simplefilter("ignore")  # harmless warnings of anndata and zarr
     zarr.config.set({"codec_pipeline.path": "zarrs.ZarrsCodecPipeline"})
+    lines = []
     with tempfile.TemporaryDirectory() as folder:
         print(f"{n_cells:,} cells: rows per second relative to a loader of cells; medians of {n_rounds} rounds")
         for name, collection in write(Path(folder), n_cells, n_genes).items():
@@ -93,6 +92,12 @@ def main() -> None:
                     ratios[way].append(times["cells"] / seconds)
             medians = {way: statistics.median(values[1:]) for way, values in ratios.items()}
             print(f"{name:>9}: " + ", ".join(f"{way} {median:.2f}" for way, median in medians.items()), flush=True)
+            lines += [
+                {"collection": name, "way": way, "of cells": median, "least": min(ratios[way][1:])}
+                for way, median in medians.items()
+            ]
+    about = {"cells": n_cells, "genes": n_genes, "set size": SIZE, "groups": N_LINES * N_DRUGS}
+    record.write(arguments.out, **about, rounds=n_rounds, lines=lines)
 
 
 if __name__ == "__main__":

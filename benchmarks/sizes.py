@@ -11,14 +11,10 @@ are reported, and the ratio of annbatch to itself. Measurements go to a JSON fil
 
 from __future__ import annotations
 
-import argparse
-import json
-import platform
 import statistics
 import tempfile
 import time
 import warnings
-from importlib import metadata
 from pathlib import Path
 from typing import Any
 
@@ -32,9 +28,8 @@ from annbatch import Loader, write_sharded
 from annbatch.samplers import RandomSampler
 
 from annbatch_distributed import DistributedSampler, Rank, StatefulLoader
+from benchmarks import record
 
-FILE = Path(__file__).parents[1] / "docs" / "_static" / "sizes.json"
-PACKAGES = "anndata", "annbatch", "numpy", "scipy", "zarr", "zarrs"
 #: Values of a cell.
 N_VALUES = 30, 100, 300, 1_000, 3_000
 #: chunk_size, preload_nchunks, batch_size.
@@ -74,12 +69,7 @@ def rate(made: Loader[Any, Any]) -> float:
 
 def main() -> None:
     """Measure all sizes, print a table, and write it."""
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--small", action="store_true", help="run at a size for tests")
-    parser.add_argument("--out", type=Path, default=FILE, help="path of the JSON file")
-    arguments = parser.parse_args()
-    if arguments.small and arguments.out == FILE:
-        parser.error("pass --out with --small, so that the file of the documentation is kept")
+    arguments = record.arguments(__doc__, "sizes")
     warnings.simplefilter("ignore")
     zarr.config.set({"codec_pipeline.path": "zarrs.ZarrsCodecPipeline"})
     repeats, n_all = (1, 3_000_000) if arguments.small else (7, N_ALL)
@@ -115,8 +105,7 @@ def main() -> None:
                     }
                 )
                 print(lines[-1], flush=True)
-    versions = {name: metadata.version(name) for name in PACKAGES} | {"python": platform.python_version()}
-    arguments.out.write_text(json.dumps({"rounds": repeats, "versions": versions, "lines": lines}, indent=1) + "\n")
+    record.write(arguments.out, rounds=repeats, lines=lines)
 
 
 if __name__ == "__main__":

@@ -5,13 +5,14 @@
 2. Loss of a linear model trained on 1, 2, 4 and 8 ranks, with gradients averaged over ranks as in DDP, with and without
    virtual ranks. All ranks run in this process, one after another.
 
-    python -m benchmarks.virtual_ranks
-    python -m benchmarks.virtual_ranks --small    # the same at a size for tests
+Measurements go to a JSON file, with the versions.
+
+    python -m benchmarks.virtual_ranks                             # some minutes; the file of the documentation
+    python -m benchmarks.virtual_ranks --small --out small.json    # the same at a size for tests
 """
 
 from __future__ import annotations
 
-import argparse
 import gc
 import statistics
 import time
@@ -21,6 +22,7 @@ import numpy as np
 from annbatch.samplers import RandomSampler
 
 from annbatch_distributed import DistributedSampler, Rank
+from benchmarks import record
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -110,22 +112,20 @@ def losses(world_size: int, virtual_ranks: int | None, cells: Floats, targets: F
 
 
 def main() -> None:
-    """Measure, and print the ratios and the differences."""
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--small", action="store_true", help="run in seconds, at a size for tests")
-    arguments = parser.parse_args()
+    """Measure, print the ratios and the differences, and write them."""
+    arguments = record.arguments(__doc__, "virtual_ranks")
     n_obs, repeats = (100_000, 1) if arguments.small else (10_000_000, 9)
     print(f"{n_obs:.0e} rows, {VIRTUAL_RANKS} virtual ranks: CPU time of a rank's pass, of one without; of {repeats}")
     print("chunk/preload/batch   sharding     of a rank   ratio")
+    lines = []
     for configuration in CONFIGURATIONS:
         for sharding in ("contiguous", "shuffled"):
             for n_own in (2, VIRTUAL_RANKS):
                 ratios = compare(configuration, sharding, n_own, n_obs, repeats)
-                name = "/".join(map(str, configuration))
-                print(
-                    f"{name:>19}   {sharding:10}   {n_own:9}   {statistics.median(ratios):.2f} "
-                    f"({min(ratios):.2f} to {max(ratios):.2f})"
-                )
+                name, median = "/".join(map(str, configuration)), statistics.median(ratios)
+                print(f"{name:>19}   {sharding:10}   {n_own:9}   {median:.2f} ({min(ratios):.2f} to {max(ratios):.2f})")
+                about = {"sizes": configuration, "sharding": sharding, "virtual ranks of a rank": n_own}
+                lines.append(about | {"of plain": median, "least": min(ratios), "most": max(ratios)})
     rng = np.random.default_rng(0)
     n_cells, epochs = (4_096, 1) if arguments.small else (8_192, 2)
     groups = np.repeat(np.arange(8), n_cells // 8)  # in ranges, as in files that follow each other
@@ -135,9 +135,13 @@ def main() -> None:
         name: {size: losses(size, virtual, cells, targets, epochs) for size in WORLD_SIZES}
         for name, virtual in (("plain ranks", None), (f"{VIRTUAL_RANKS} virtual ranks", VIRTUAL_RANKS))
     }
+    differences = {}
     for name, of_ranks in curves.items():
         largest = max(np.abs(found - of_ranks[1]).max() for found in of_ranks.values())
         print(f"{name}: losses of {', '.join(map(str, WORLD_SIZES))} ranks differ by {largest:.1e} at most")
+        differences[name] = float(largest)
+    about = {"rows": n_obs, "virtual ranks": VIRTUAL_RANKS, "ranks": WORLD_SIZES, "differences of losses": differences}
+    record.write(arguments.out, **about, rounds=repeats, lines=lines)
 
 
 if __name__ == "__main__":

@@ -7,13 +7,14 @@
    the same sizes, by the number of consecutive draws that are read together, and by the number of draws. Every round
    reads each once; medians over the rounds are reported, without the first round.
 
-    python -m benchmarks.weights            # some minutes
-    python -m benchmarks.weights --small    # the same at a size for tests
+Measurements go to a JSON file, with the versions.
+
+    python -m benchmarks.weights                             # some minutes; the file of the documentation
+    python -m benchmarks.weights --small --out small.json    # the same at a size for tests
 """
 
 from __future__ import annotations
 
-import argparse
 import statistics
 import tempfile
 import time
@@ -29,6 +30,7 @@ from annbatch.samplers import RandomSampler
 
 from annbatch_distributed import DistributedSampler, Rank, StatefulLoader
 from annbatch_distributed.collect import collect
+from benchmarks import record
 from benchmarks.libraries.__main__ import status
 from benchmarks.libraries.cells import anndata_of, make
 
@@ -36,8 +38,8 @@ RUNS = 64, 512
 BATCH_SIZE, PRELOADED = 256, 4_096
 
 
-def plan(n_cells: int) -> str:
-    """Measure planning."""
+def plan(n_cells: int) -> dict[str, float]:
+    """Return what planning takes."""
     values = np.random.default_rng(0).lognormal(0, 1, n_cells).astype(np.float32)
     Path("/proc/self/clear_refs").write_text("5")  # resets the peak memory of the process: see proc(5)
     before, times = status("VmRSS"), [time.perf_counter()]
@@ -47,10 +49,7 @@ def plan(n_cells: int) -> str:
         next(sampler.sample(n_cells))
         times.append(time.perf_counter())
     first, *others = np.diff(times)
-    return (
-        f"planning {n_cells:.0e} cells: {first:.2f} s and {status('VmHWM') - before:,.0f} MB once, "
-        f"{max(others):.3f} s for each further epoch"
-    )
+    return {"cells": n_cells, "seconds": first, "MB": status("VmHWM") - before, "seconds of an epoch": max(others)}
 
 
 def loader(collection: DatasetCollection, run: int, part: float | None) -> StatefulLoader:
@@ -75,14 +74,17 @@ def rate(loader: StatefulLoader, epoch: int) -> float:
 
 
 def main() -> None:
-    """Measure planning and reading."""
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--small", action="store_true", help="run in seconds, at a size for tests")
-    arguments = parser.parse_args()
+    """Measure planning and reading, print a table, and write it."""
+    arguments = record.arguments(__doc__, "weights")
     n_planned, n_cells, n_rounds = (10**6, 6_000, 1) if arguments.small else (10**8, 120_000, 7)
     warnings.simplefilter("ignore")  # harmless warnings of anndata and zarr
     zarr.config.set({"codec_pipeline.path": "zarrs.ZarrsCodecPipeline"})
-    print(plan(n_planned), flush=True)
+    planning = plan(n_planned)
+    print(
+        f"planning {n_planned:.0e} cells: {planning['seconds']:.2f} s and {planning['MB']:,.0f} MB once, "
+        f"{planning['seconds of an epoch']:.3f} s for each further epoch",
+        flush=True,
+    )
     with tempfile.TemporaryDirectory() as folder:
         source, file = Path(folder) / "cells.npz", Path(folder) / "cells.h5ad"
         make("sparse", n_cells, source)
@@ -96,8 +98,12 @@ def main() -> None:
             for (run, part), own in rates.items():
                 if number and part is not None:
                     ratios.setdefault((run, part), []).append(own / rates[run, None])
-        for way, values in ratios.items():
-            print(f"runs of {way[0]:3}, {way[1]:4g} draws for each cell: {statistics.median(values):.2f}")
+    lines = []
+    for (run, part), values in ratios.items():
+        line = {"run": run, "draws for each cell": part, "of cells": statistics.median(values), "least": min(values)}
+        lines.append(line)
+        print(f"runs of {run:3}, {part:4g} draws for each cell: {line['of cells']:.2f}")
+    record.write(arguments.out, cells=n_cells, rounds=n_rounds, planning=planning, lines=lines)
 
 
 if __name__ == "__main__":
