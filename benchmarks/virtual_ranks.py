@@ -140,8 +140,8 @@ def main() -> None:
         largest = max(np.abs(found - of_ranks[1]).max() for found in of_ranks.values())
         print(f"{name}: losses of {', '.join(map(str, WORLD_SIZES))} ranks differ by {largest:.1e} at most")
         differences[name] = float(largest)
-    about = {"rows": n_obs, "virtual ranks": VIRTUAL_RANKS, "ranks": WORLD_SIZES, "differences of losses": differences}
-    record.write(arguments.out, **about, rounds=repeats, lines=lines)
+    jobs = {"rows": n_obs, "virtual ranks": VIRTUAL_RANKS, "ranks": WORLD_SIZES, "differences of losses": differences}
+    record.write(arguments.out, **jobs, rounds=repeats, lines=lines)
 
 
 if __name__ == "__main__":

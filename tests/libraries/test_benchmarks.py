@@ -5,23 +5,69 @@ from __future__ import annotations
 import json
 import math
 import re
+import shutil
 from itertools import batched, pairwise
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 from xml.etree import ElementTree as ET
 
+import matplotlib as mpl
 import pytest
 
-from benchmarks import growth, labels, reading, sizes
+from benchmarks import end_to_end, first_rows, gaps, growth, labels, reading, record, representativeness, sizes
 from tests.processes.launch import forked, run
 
 if TYPE_CHECKING:
     from pathlib import Path
+    from types import ModuleType
 
 
 def lines_of(script: str, *arguments: str | Path) -> list[str]:
     """Return the lines that a benchmark prints."""
     (done,) = run(forked(f"benchmarks/{script}", *arguments))
     return done.stdout.splitlines()
+
+
+def small(script: str, folder: Path) -> tuple[list[str], dict[str, Any]]:
+    """Return the lines that a benchmark prints at a small size, and the content of its file."""
+    out = folder / f"{script}.json"
+    lines = lines_of(f"{script}.py", "--small", "--out", out)
+    content = json.loads(out.read_text())
+    assert {"commit", "python", "versions", "cores", "lines"} <= content.keys()
+    assert all(math.isfinite(value) for line in content["lines"] for value in line.values() if type(value) is float)
+    return lines, content
+
+
+@pytest.mark.parametrize("script", [end_to_end, first_rows, reading, representativeness])
+def test_figures_agree_with_their_file(script: ModuleType, tmp_path: Path) -> None:
+    """The figures of the documentation are those that --draw draws from the file of the documentation."""
+    name = script.__name__.rsplit(".", 1)[-1]
+    shutil.copy(record.FOLDER / f"{name}.json", tmp_path)
+    lines_of(f"{name}.py", "--draw", "--out", tmp_path / f"{name}.json")
+    drawn = {path.name: path.read_text() for path in tmp_path.glob("*.svg")}
+    assert f"{name}.svg" in drawn
+    for figure, drawing in drawn.items():
+        written = (record.FOLDER / figure).read_text()
+        if f"Matplotlib v{mpl.__version__}," not in written:
+            pytest.skip("drawn by a different version of matplotlib")
+        assert drawing == written
+
+
+@pytest.mark.parametrize("path", sorted(record.FOLDER.glob("*.json")), ids=lambda path: path.stem)
+def test_file_says_what_was_measured(path: Path) -> None:
+    content = json.loads(path.read_text())
+    assert re.fullmatch("[0-9a-f]{7,}", content["commit"])
+    assert content["versions"]
+    assert content["lines"]
+
+
+def test_options_need_out_to_keep_the_file(capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> None:
+    """Only a run without options writes the file of the documentation."""
+    monkeypatch.setattr("sys.argv", ["script", "--only", "x"])
+    with pytest.raises(SystemExit):
+        record.arguments(None, "none", only={})
+    assert "pass --out with --only" in capsys.readouterr().err
+    monkeypatch.setattr("sys.argv", ["script"])
+    assert record.arguments(None, "none", only={}).out == record.FOLDER / "none.json"
 
 
 def test_the_sampling_benchmark_compares_every_configuration_and_answers() -> None:
@@ -42,68 +88,76 @@ def test_the_resume_benchmark_measures_every_configuration() -> None:
     assert all(float(line.split()[-1]) > 0 for line in lines)
 
 
-def test_latency_benchmark_measures_each_prefetch() -> None:
+def test_latency_benchmark_measures_each_prefetch(tmp_path: Path) -> None:
     """The benchmark of latency measures each value of prefetch."""
-    lines = lines_of("latency.py", "--small")
+    lines, content = small("latency", tmp_path)
     ways = ["annbatch", *(f"prefetch={n_ahead}" for n_ahead in (0, 1, 2, 4, 8))]
     assert [line.split()[0] for line in lines] == ["sparse,", *ways, "dense,", *ways]
     assert all("of annbatch's" in line and "of the ideal" in line for line in lines if line.split()[0] in ways)
+    assert [(line["collection"], line["way"]) for line in content["lines"]] == [
+        (kind, way) for kind in ("sparse", "dense") for way in ways
+    ]
 
 
-def test_gpu_benchmark_runs_without_gpu() -> None:
+def test_gpu_benchmark_runs_without_gpu(tmp_path: Path) -> None:
     """The benchmark of GPUs measures every method, also without a GPU."""
-    _, _, *lines = lines_of("gpu.py", "--small")
+    (_, _, *lines), content = small("gpu", tmp_path)
     ways = ["annbatch, preload_to_gpu=False", "ours, preload_to_gpu=False", "ours, prefetch=1"]
     assert [line.split("  ")[0] for line in lines] == ways
     assert all("of annbatch's" in line and "of the ideal" in line for line in lines)
+    assert [line["way"] for line in content["lines"]] == ways
 
 
-def test_gaps_benchmark_compares_all_methods() -> None:
+def test_gaps_benchmark_compares_all_methods(tmp_path: Path) -> None:
     """The benchmark of gaps compares every method of reading selected rows."""
-    title, *lines = lines_of("gaps.py", "--small")
+    (title, *lines), content = small("gaps", tmp_path)
     assert title.startswith("6e+03 cells")
     assert [line.split()[0] for line in lines] == [
         name for kind in ("sparse", "dense") for name in (kind, "all", "90%", "50%", "20%", "10%", "2%")
     ]
     assert all(line.count("(") == 4 for line in lines if "selected" in line)
+    assert len(content["lines"]) == 2 * len(gaps.PARTS) * 4
+    assert all(line["of all"] > 0 for line in content["lines"])
 
 
-def test_sets_benchmark_compares_chunks_in_both_collections() -> None:
-    title, *lines = lines_of("sets.py", "--small")
+def test_sets_benchmark_compares_chunks_in_both_collections(tmp_path: Path) -> None:
+    (title, *lines), content = small("sets", tmp_path)
     assert title.startswith("15,000 cells")
     assert [line.split(":")[0].strip() for line in lines] == ["grouped", "shuffled"]
     for line in lines:
         assert re.findall(r"(\S+) [\d.]+", line) == ["cells", "chunk_size=4", "chunk_size=16", "chunk_size=64"]
+    assert len(content["lines"]) == 8
 
 
-def test_weights_benchmark_measures_planning_and_reading() -> None:
-    planning, title, *lines = lines_of("weights.py", "--small")
+def test_weights_benchmark_measures_planning_and_reading(tmp_path: Path) -> None:
+    (planning, title, *lines), content = small("weights", tmp_path)
     assert planning.startswith("planning 1e+06 cells: ")
     assert title.startswith("reading 6,000 cells")
     assert [line.split(":")[0] for line in lines] == [
         f"runs of {run:3}, {part:>4} draws for each cell" for run in (64, 512) for part in ("1", "0.25")
     ]
+    assert content["planning"]["seconds"] > 0
+    assert all(line["of cells"] > 0 for line in content["lines"])
 
 
-def test_virtual_ranks_have_equal_losses() -> None:
-    lines = lines_of("virtual_ranks.py", "--small")
+def test_virtual_ranks_have_equal_losses(tmp_path: Path) -> None:
+    lines, content = small("virtual_ranks", tmp_path)
     assert sum(line.split()[0] in ("512/32/4096", "64/32/256") for line in lines) == 8
-    plain, virtual = lines[-2:]
-    assert float(plain.split("differ by ")[1].split()[0]) > 0.1
-    assert float(virtual.split("differ by ")[1].split()[0]) < 1e-9
+    plain, virtual = content["differences of losses"].values()
+    assert plain > 0.1
+    assert virtual < 1e-9
 
 
 def test_reading_benchmark_measures_and_draws(tmp_path: Path) -> None:
     """The benchmark of reading measures every method, and draws a figure."""
-    title, _, *lines = lines_of("reading.py", "--small", "--out", tmp_path / "small.svg")
+    (title, _, *lines), written = small("reading", tmp_path)
     assert title.startswith("6e+03 cells")
-    written = json.loads((tmp_path / "small.json").read_text())
     methods = [(line["collection"], line["epoch"], line["step"], line["way"]) for line in written["lines"]]
     steps = [(0, 0), (1, 0), (1, 1), (1, "model")]
     assert methods == [("dense", *step, way) for step in steps for way in reading.WAYS]
     assert len(lines) == len(methods)
     assert all(line["rows/s"] > 0 and line["longest wait"] >= line["99 % of waits"] for line in written["lines"])
-    assert ET.parse(tmp_path / "small.svg").getroot().tag.endswith("svg")
+    assert ET.parse(tmp_path / "reading.svg").getroot().tag.endswith("svg")
 
 
 def test_the_workers_benchmark_measures_every_configuration() -> None:
@@ -116,9 +170,8 @@ def test_the_workers_benchmark_measures_every_configuration() -> None:
 
 def test_growth_benchmark_shows_exponents(tmp_path: Path) -> None:
     """The benchmark of growth measures each task at two sizes, and shows the exponent of its seconds."""
-    written = tmp_path / "growth.json"
-    _, _, *lines = lines_of("growth.py", "--small", "--out", written)
-    measured = json.loads(written.read_text())["lines"]
+    (_, _, *lines), content = small("growth", tmp_path)
+    measured = content["lines"]
     assert [line["task"] for line in measured] == [name for name in growth.TASKS for _ in range(2)]
     assert len(lines) == len(measured)
     for first, second in batched(measured, 2):
@@ -128,32 +181,27 @@ def test_growth_benchmark_shows_exponents(tmp_path: Path) -> None:
 
 
 def test_labels_benchmark_measures_each_kind(tmp_path: Path) -> None:
-    written = tmp_path / "labels.json"
-    lines_of("labels.py", "--small", "--out", written)
-    lines = json.loads(written.read_text())["lines"]
+    _, content = small("labels", tmp_path)
+    lines = content["lines"]
     assert [line["kind"] for line in lines] == [*labels.KINDS]
     assert all(line[name] > 0 for line in lines for name in ("first batch, s", "us a cell"))
 
 
 def test_sizes_benchmark_measures_each_batch_size(tmp_path: Path) -> None:
-    written = tmp_path / "sizes.json"
-    lines_of("sizes.py", "--small", "--out", written)
-    lines = json.loads(written.read_text())["lines"]
+    _, content = small("sizes", tmp_path)
+    lines = content["lines"]
     assert [tuple(line["sizes"]) for line in lines] == [*sizes.SIZES]
     assert all(line["least"] > 0 for line in lines)
 
 
 def test_representativeness_benchmark_orders_shardings(tmp_path: Path) -> None:
     """Smaller blocks represent sorted rows better."""
-    figure = tmp_path / "figure.svg"
-    tables: list[dict[str, list[float]]] = []
-    for line in lines_of("representativeness.py", "--small", "--out", figure):
-        name, numbers = line[:36].strip(), line[36:].split()
-        if numbers:
-            tables[-1][name] = list(map(float, numbers))
-        else:
-            tables.append({})
-    steps, batches, epochs = tables
+    _, content = small("representativeness", tmp_path)
+    tables: dict[str, dict[str, list[float]]] = {part: {} for part in representativeness.PARTS}
+    for line in content["lines"]:
+        for part, table in tables.items():
+            table.setdefault(line["setting"], []).append(line[part])
+    steps, batches, epochs = tables.values()
     from_worst_to_best = [
         "contiguous, preload 32",
         "blocks of 4096, preload 32",
@@ -161,9 +209,9 @@ def test_representativeness_benchmark_orders_shardings(tmp_path: Path) -> None:
         "blocks of 64, preload 32",
         "ideal random sample",
     ]
-    assert steps["ranks"] == [2, 4]
+    assert sorted({line["ranks"] for line in content["lines"]}) == [2, 4]
     for column in range(2):
         assert all(epochs[worse][column] > epochs[better][column] for worse, better in pairwise(from_worst_to_best))
         # differences between ranks cancel out within a step
         assert all(steps[name][column] < batches[name][column] for name in from_worst_to_best)
-    assert ET.parse(figure).getroot().tag == "{http://www.w3.org/2000/svg}svg"
+    assert ET.parse(tmp_path / "representativeness.svg").getroot().tag == "{http://www.w3.org/2000/svg}svg"
