@@ -20,7 +20,6 @@ relative to annbatch in the same round and epoch. Core seconds are those of the 
 
 from __future__ import annotations
 
-import os
 import statistics
 import tempfile
 from contextlib import ExitStack
@@ -166,16 +165,6 @@ def summary(kind: str, configuration: tuple[int, ...], measured: list[dict[str, 
     return lines
 
 
-def text_of(line: dict[str, Any]) -> str:
-    """Return a line of a table."""
-    name = "/".join(map(str, line["configuration"]))
-    return (
-        f"{line['collection']:>10}  {name:>11}  {line['ranks']:5}  {line['epoch']:5}  {line['way']:<55}  "
-        f"{line['rows/s']:9.0f}  {line["of annbatch's per core"]:8.2f}  "
-        f"{line["of annbatch's"]:5.2f} ({line['least']:.2f} to {line['most']:.2f}, {line['rounds']} rounds)"
-    )
-
-
 def draw(content: dict[str, Any], out: Path) -> None:
     """Write the figures: this package and annbatch by the store, all libraries, and three bars for the README."""
     lines = [line for line in content["lines"] if (line["ranks"], line["epoch"]) == (WORLD_SIZE, 1)]
@@ -226,7 +215,7 @@ def draw_bars(
 
 
 def main() -> None:
-    """Measure both collections, print a table, and write it and the figure."""
+    """Measure both collections, and write what was measured and the figures."""
     arguments = record.arguments(
         __doc__,
         "end_to_end",
@@ -238,8 +227,6 @@ def main() -> None:
         raise SystemExit(f"--only must include {REFERENCE}, the reference")
     n_obs, repeats = 16_400 if arguments.small else 60_011, arguments.rounds or (1 if arguments.small else 21)
     versions: dict[str, Any] = {}
-    print(f"{n_obs:.0e} cells, {WORLD_SIZE} ranks, {os.cpu_count()} cores")
-    print(f"collection  chunk/.../b  ranks  epoch  {'way':<55}     rows/s  per core  of annbatch's", flush=True)
     lines: list[dict[str, Any]] = []
     with tempfile.TemporaryDirectory() as temporary:
         for kind in ("sparse",) if arguments.small else ("sparse", "dense"):
@@ -250,10 +237,7 @@ def main() -> None:
                 versions[library] = libraries.run(library, "write", source, folder)["versions"]
             for world_size, compared in {1: {REFERENCE: folders[REFERENCE]}, WORLD_SIZE: folders}.items():
                 measured = measure(compared, CONFIGURATION, repeats, n_obs, world_size)
-                found = summary(kind, CONFIGURATION, measured)
-                print(*map(text_of, found), sep="\n", flush=True)
-                lines += found
-    print(versions)
+                lines += record.show(*summary(kind, CONFIGURATION, measured))
     record.write(arguments.out, versions, draw, cells=n_obs, rounds=repeats, lines=lines)
 
 

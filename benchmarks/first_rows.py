@@ -13,7 +13,7 @@ the epoch is loaded, on 8 ranks and on 6.
 - litdata assigns chunks, of which there are fewer than rows, and shuffles rows only within a chunk. Grain computes
   each row independently: its state is a number, and resuming costs as much as starting.
 
-Every run is a separate process; medians are reported. A process may use 16 GiB; "too much" marks more. Measurements go
+Every run is a separate process; medians are reported. A process may use 16 GiB; more is None. Measurements go
 to a JSON file, with the versions, and to a figure.
 
     python -m benchmarks.first_rows                                # some minutes; the figure of the documentation
@@ -33,6 +33,7 @@ from benchmarks import figures, libraries, record
 if TYPE_CHECKING:
     from pathlib import Path
 
+UNITS = "seconds", "MB"
 RANK, WORLD_SIZE, OTHER_WORLD_SIZE = 3, 8, 6
 FEW_CHUNKS, MANY_CHUNKS = (512, 32, 4096), (64, 512, 4096)
 #: What is measured: a name, a library, a configuration.
@@ -64,17 +65,10 @@ def measure(task: str, library: str, numbers: list[int], repeats: int) -> dict[s
     while len(runs) < repeats:
         runs.append(libraries.run(library, task, *numbers))
         if "error" in runs[-1]:
-            return runs[-1] | {"seconds": None, "MB": None}
+            return runs[-1] | dict.fromkeys(UNITS)
         if runs[-1]["seconds"] > 10:  # noise is negligible there
             break
-    return runs[0] | {name: statistics.median(run[name] for run in runs) for name in ("seconds", "MB")}
-
-
-def line_of(name: str, n_obs: int, when: str, found: dict[str, Any]) -> dict[str, Any]:
-    """Print a line of a table, and return it."""
-    said = "  too much" if "error" in found else f"{found['seconds']:10.3f}  {found['MB']:8.1f}"
-    print(f"{name:<33}  {n_obs:8.0e}  {when:<30}  {said}", flush=True)
-    return {"name": name, "rows": n_obs, "when": when, "seconds": found["seconds"], "MB": found["MB"]}
+    return runs[0] | {name: statistics.median(run[name] for run in runs) for name in UNITS}
 
 
 def draw(content: dict[str, Any], out: Path) -> None:
@@ -85,7 +79,7 @@ def draw(content: dict[str, Any], out: Path) -> None:
     with figures.figure(out, 5.6, 6.4) as figure:
         panels = figure.subplots(nrows=2, sharex=True)
         # very small values are drawn at the bottom
-        for panel, unit, least in zip(panels, ("seconds", "MB"), (1e-3, 0.1), strict=True):
+        for panel, unit, least in zip(panels, UNITS, (1e-3, 0.1), strict=True):
             ends = []
             for name in names:
                 own = [
@@ -107,25 +101,25 @@ def draw(content: dict[str, Any], out: Path) -> None:
 
 
 def main() -> None:
-    """Measure everything, print a table, and write it and the figure."""
+    """Measure everything, and write what was measured and the figure."""
     arguments = record.arguments(__doc__, "first_rows", draw)
     sizes, middles, repeats = (
         ([10**5], [10**5], 1) if arguments.small else ([10**6, 10**7, 10**8, 10**9], [10**7, 10**8], 3)
     )
     versions: dict[str, Any] = {}
-    print(f"rank {RANK} of {WORLD_SIZE}; medians of {repeats}")
-    print(f"{'':<33}      rows  {'':<30}     seconds        MB", flush=True)
     lines = []
     for name, library, configuration in BEGINNINGS:
         for n_obs in sizes:
             found = measure("plan", library, [n_obs, *configuration, RANK, WORLD_SIZE], repeats)
             versions[library] = found["versions"]
-            lines.append(line_of(name, n_obs, "an epoch begins", found))
+            lines += record.show(
+                {"name": name, "rows": n_obs, "when": "an epoch begins", **{unit: found[unit] for unit in UNITS}}
+            )
     for name, library, configuration, after in MIDDLES:
         for n_obs in middles:
             found = measure("resume", library, [n_obs, *configuration, RANK, WORLD_SIZE, after], repeats)
-            lines.append(line_of(name, n_obs, f"in its middle, {WORLD_SIZE} to {after} ranks", found))
-    print(versions)
+            when = f"in its middle, {WORLD_SIZE} to {after} ranks"
+            lines += record.show({"name": name, "rows": n_obs, "when": when, **{unit: found[unit] for unit in UNITS}})
     about = {"rank": RANK, "world size": WORLD_SIZE, "runs": repeats}
     record.write(arguments.out, versions, draw, **about, lines=lines)
 

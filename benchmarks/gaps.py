@@ -100,9 +100,9 @@ def ours(mask: Flags | None = None, length: int | None = None) -> Sampler:
 
 
 def compare(
-    title: str, whole: Callable[[], float], ways: dict[str, Callable[[], float]], repeats: int
+    about: dict[str, Any], whole: Callable[[], float], ways: dict[str, Callable[[], float]], repeats: int
 ) -> list[dict[str, Any]]:
-    """Print and return how many rows each way delivers in the time in which a pass over all rows delivers one."""
+    """Return how many rows each way delivers in the time in which a pass over all rows delivers one."""
     ratios: dict[str, list[float]] = {name: [] for name in ways}
     times: dict[str, list[float]] = {name: [] for name in ways}
     for _ in range(repeats):
@@ -110,17 +110,14 @@ def compare(
         for name, way in ways.items():
             times[name].append(1e6 * way())
             ratios[name].append(1e6 * base / times[name][-1])
-    lines = [
-        {"way": name, "us a row": statistics.median(times[name]), "of all": statistics.median(ratios[name])}
-        for name in ways
-    ]
-    cells = [f"{line['us a row']:8.1f} ({line['of all']:.2f})" for line in lines]
-    print(f"{title:>14}  " + "  ".join(cell.rjust(16) for cell in cells), flush=True)
-    return lines
+    medians = {
+        name: {"us a row": statistics.median(times[name]), "of all": statistics.median(ratios[name])} for name in ways
+    }
+    return record.show(*(about | {"way": name} | of_way for name, of_way in medians.items()))
 
 
 def main() -> None:
-    """Measure all parts of both collections, print a table, and write it."""
+    """Measure all parts of both collections, and write what was measured."""
     sweep = {"action": "store_true", "help": "compare lengths of gaps"}
     arguments = record.arguments(__doc__, "gaps", sweep=sweep)
     n_obs, repeats = (6_000, 1) if arguments.small else (100_000, 9)
@@ -131,20 +128,13 @@ def main() -> None:
         "sparse": lambda: sp.random_array((n_obs, 2_000), density=0.05, format="csr", dtype=np.float32, rng=rng),
         "dense": lambda: rng.random((n_obs, 512), dtype=np.float32),
     }
-    print(f"{n_obs:.0e} cells: microseconds for a row (rows/s as a part of a pass over all); medians of {repeats}")
     lines: list[dict[str, Any]] = []
     for name, make in collections.items():
         matrix = make()
         with tempfile.TemporaryDirectory() as folder:
             every = write(Path(folder) / "all", matrix)
             whole = partial(read, every, ours())
-            names = (
-                [f"up to {length}" for length in LENGTHS]
-                if arguments.sweep
-                else ["index arrays", "no gaps", "gaps", "a collection"]
-            )
-            print(f"{name:>14}  " + "  ".join(one.rjust(16) for one in names))
-            compare("all", whole, {"": whole}, repeats)  # the noise
+            lines += compare({"collection": name, "selected": 1}, whole, {"all": whole}, repeats)  # the noise
             for part in PARTS[1:] if arguments.sweep else PARTS:
                 mask = rng.random(n_obs) < part
                 if arguments.sweep:
@@ -157,8 +147,7 @@ def main() -> None:
                         "gaps": partial(read, every, ours(mask)),
                         "a collection": partial(read, alone, ours()),
                     }
-                found = compare(f"{part:.0%} selected", whole, ways, repeats)
-                lines += [{"collection": name, "selected": part, **line} for line in found]
+                lines += compare({"collection": name, "selected": part}, whole, ways, repeats)
     record.write(arguments.out, cells=n_obs, chunk=CHUNK, rounds=repeats, lines=lines)
 
 

@@ -77,7 +77,7 @@ def loaders(cells: DatasetCollection) -> dict[str, Loader]:
 
 
 def measure(cells: DatasetCollection, width: int, repeats: int) -> list[dict[str, Any]]:
-    """Print and return a line for each way."""
+    """Return a line for each way."""
     ways = loaders(cells)
     training = Training(next(iter(ways.values())).n_var, width)
     ours = ways["ours, preload_to_gpu=False"]
@@ -94,17 +94,17 @@ def measure(cells: DatasetCollection, width: int, repeats: int) -> list[dict[str
     medians = {name: statistics.median(own) for name, own in rates.items()}
     ideal = statistics.median(ideals)
     theirs = max(rate for name, rate in medians.items() if name.startswith("annbatch"))
-    print(f"width {width}, a step takes {1e3 * SIZES[-1] / ideal:.1f} ms, {ideal:,.0f} rows/s")
-    lines = []
-    for name, rate in medians.items():
-        print(f"{name:30}  {rate:8,.0f} rows/s  {rate / theirs:.2f} of annbatch's  {rate / ideal:.2f} of the ideal")
-        line = {"width": width, "step, ms": 1e3 * SIZES[-1] / ideal, "way": name, "rows/s": rate}
-        lines.append(line | {"of annbatch's": rate / theirs, "of the ideal": rate / ideal})
-    return lines
+    about = {"width": width, "step, ms": 1e3 * SIZES[-1] / ideal}
+    return record.show(
+        *(
+            about | {"way": name, "rows/s": rate, "of annbatch's": rate / theirs, "of the ideal": rate / ideal}
+            for name, rate in medians.items()
+        )
+    )
 
 
 def main() -> None:
-    """Measure a narrow and a wide model, print a table, and write it."""
+    """Measure a narrow and a wide model, and write what was measured."""
     arguments = record.arguments(__doc__, "gpu")
     if not arguments.small and DEVICE.type == "cpu":
         print("torch finds no GPU, so that nothing is measured")
@@ -113,7 +113,6 @@ def main() -> None:
     warnings.simplefilter("ignore")  # harmless warnings of anndata and zarr
     zarr.config.set({"codec_pipeline.path": "zarrs.ZarrsCodecPipeline"})
     name = torch.cuda.get_device_name() if DEVICE.type == "cuda" else "no GPU"
-    print(f"{n_obs:,} cells; {name}; torch {torch.__version__}", flush=True)
     with tempfile.TemporaryDirectory() as folder:
         source, file, path = (Path(folder) / name for name in ("cells.npz", "cells.h5ad", "cells.zarr"))
         make("sparse", n_obs, source)

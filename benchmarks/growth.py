@@ -252,7 +252,7 @@ def measure(name: str, *, small: bool, repeats: int) -> Iterator[dict[str, Any]]
 
 
 def main() -> None:
-    """Measure all tasks, print a table, and write it."""
+    """Measure all tasks, and write what was measured."""
     arguments = record.arguments(
         __doc__,
         "growth",
@@ -264,16 +264,11 @@ def main() -> None:
         print(json.dumps(measured(name, int(size))))
         return
     repeats, lines = 1 if arguments.small else 3, []
-    print(f"rank {RANK} of {WORLD_SIZE}; medians of {repeats}")
-    print(f"{'':<30}{'size':>16}{'seconds':>14}{'MB':>8}{'exponent':>10}", flush=True)
     for name in TASKS:
         if arguments.only not in name:
             continue
         for line in measure(name, small=arguments.small, repeats=repeats):
-            exponent = "" if line["exponent"] is None else f"{line['exponent']:.2f}"
-            size = f"{line['size']:.0e} {line['unit']}"
-            print(f"{name:<30}{size:>16}{line['seconds']:14.6f}{line['MB']:8.0f}{exponent:>10}", flush=True)
-            lines.append(line)
+            lines += record.show(line)
     record.write(arguments.out, **{"rank": RANK, "world size": WORLD_SIZE, "runs": repeats, "lines": lines})
 
 

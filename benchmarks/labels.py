@@ -108,7 +108,7 @@ def run(kind: str, path: str) -> None:
 
 
 def main() -> None:
-    """Measure everything, print a table, and write it."""
+    """Measure everything, and write what was measured."""
     arguments = record.arguments(__doc__, "labels", run={"nargs": 2, "help": argparse.SUPPRESS})
     if arguments.run:
         run(*arguments.run)
@@ -132,8 +132,7 @@ def main() -> None:
                     runs[kind].append(json.loads(done.stdout))
             for kind, found in runs.items():
                 medians = {name: statistics.median(one[name] for one in found) for name in found[0]}
-                lines.append({"kind": kind, "cells": n_cells, **medians})
-                print(lines[-1], flush=True)
+                lines += record.show({"kind": kind, "cells": n_cells, **medians})
     record.write(arguments.out, runs=repeats, lines=lines)
 
 

@@ -58,7 +58,7 @@ def rate(loader: Loader, step: float = 0.0) -> float:
 
 
 def measure(path: Path, latency: float, repeats: int) -> Iterator[dict[str, Any]]:
-    """Print and yield a line for annbatch, and one for each number of load requests that are read at once."""
+    """Yield a line for annbatch, and one for each number of load requests that are read at once."""
     theirs = Loader(batch_sampler=RandomSampler(*SIZES), preload_to_gpu=False)
     loaders: dict[str, Loader] = {"annbatch": theirs.use_collection(opened(path, latency))}
     for n_ahead in AHEAD:
@@ -79,12 +79,11 @@ def measure(path: Path, latency: float, repeats: int) -> Iterator[dict[str, Any]
     for name in loaders:
         ratio = statistics.median(ours / theirs for ours, theirs in zip(rates[name], rates["annbatch"], strict=True))
         speed, part = statistics.median(rates[name]), statistics.median(parts[name])
-        print(f"{name:14}  {speed:8.0f} rows/s  {ratio:.2f} of annbatch's  {part:.2f} of the ideal", flush=True)
         yield {"way": name, "rows/s": speed, "of annbatch's": ratio, "of the ideal": part}
 
 
 def main() -> None:
-    """Measure both kinds of cells at each latency, print a table, and write it."""
+    """Measure both kinds of cells at each latency, and write what was measured."""
     concurrency = {"type": int, "default": 10, "help": "zarr's async.concurrency (10, its default)"}
     arguments = record.arguments(__doc__, "latency", concurrency=concurrency)
     n_rows, repeats, latencies = (9_000, 1, [0.005]) if arguments.small else (40_000, 3, [0.03, 0.1])
@@ -102,9 +101,8 @@ def main() -> None:
             ad.AnnData(cells).write_h5ad(file)
             DatasetCollection(path).add_adatas([file])
             for latency in latencies:
-                print(f"{kind}, {1000 * latency:g} ms a request, async.concurrency {arguments.concurrency}")
                 about = {"collection": kind, "latency": latency}
-                lines += [about | line for line in measure(path, latency, repeats)]
+                lines += record.show(*(about | line for line in measure(path, latency, repeats)))
     about = {"cells": n_rows, "sizes": SIZES, "concurrency": arguments.concurrency}
     record.write(arguments.out, **about, rounds=repeats, lines=lines)
 

@@ -24,7 +24,6 @@ versions, and to a figure.
 
 from __future__ import annotations
 
-import os
 import statistics
 import tempfile
 from pathlib import Path
@@ -113,22 +112,6 @@ def summary(
     return lines
 
 
-def text_of(line: dict[str, Any]) -> str:
-    """Return a line of a table."""
-    name = "/".join(map(str, line["configuration"]))
-    return (
-        f"{line['collection']:>10}  {name:>11}  {line['cores']:>6}  {line['epoch']:5}  {line['step']:>5}  "
-        f"{line['way']:<34}  "
-        f"{line['rows/s']:9.0f}  {line["of annbatch's"]:13.2f}  {line['of the ideal']:12.2f}  "
-        f"{line['99 % of waits'] * 1e3:13.1f}  {line['longest wait'] * 1e3:12.1f}"
-    )
-
-
-def kind_of(line: dict[str, Any]) -> str:
-    """Return the title of a line's panel."""
-    return f"{line['collection']},\ncores {line['cores']},\n{'/'.join(map(str, line['configuration']))}"
-
-
 def draw(content: dict[str, Any], out: Path) -> None:
     """Write the figure: throughput relative to the limit, by the duration of a step, where reading has its own core."""
     shown = [
@@ -156,13 +139,10 @@ def draw(content: dict[str, Any], out: Path) -> None:
 
 
 def main() -> None:
-    """Measure both collections, print a table, and write it and the figure."""
+    """Measure both collections, and write what was measured and the figure."""
     arguments = record.arguments(__doc__, "reading", draw)
     n_obs, repeats, jobs = (6_000, 1, JOBS[:1]) if arguments.small else (103_011, 3, JOBS)
     steps = (1, "model") if arguments.small else STEPS
-    print(f"{n_obs:.0e} cells, {os.cpu_count()} cores; medians of {repeats}")
-    print(f"collection  chunk/.../b   cores  epoch   step  {'way':<34}     rows/s  of annbatch's", end="  ")
-    print("of the ideal  99 % wait, ms  longest, ms")
     lines: list[dict[str, Any]] = []
     with tempfile.TemporaryDirectory() as folder:
         for kind in ("dense",) if arguments.small else ("sparse", "dense"):
@@ -171,9 +151,7 @@ def main() -> None:
             versions = libraries.run("annbatch", "write", source, cells)["versions"]
             for configuration, cores in jobs:
                 measured = measure(cells, configuration, cores, steps, repeats)
-                found = summary(kind, configuration, cores, measured)
-                print(*map(text_of, found), sep="\n", flush=True)
-                lines += found
+                lines += record.show(*summary(kind, configuration, cores, measured))
     record.write(arguments.out, versions, draw, cells=n_obs, rounds=repeats, lines=lines)
 
 

@@ -72,6 +72,14 @@ def write(out: Path, versions: Mapping[str, Any] | None = None, draw: Draw | Non
         draw(json.loads(text), out.with_suffix(".svg"))
 
 
+def show(*lines: dict[str, Any]) -> list[dict[str, Any]]:
+    """Print lines of a file while it is measured, and return them."""
+    for line in lines:
+        values = (f"{value:.4g}" if isinstance(value, float) else value for value in line.values())
+        print(*(f"{name}: {value}" for name, value in zip(line, values, strict=True)), sep="  ", flush=True)
+    return list(lines)
+
+
 @cache
 def commit() -> str | None:
     """Return the commit of this repository, with "+changes" if code has changed since; None without git."""

@@ -71,7 +71,7 @@ def measure(way: str, folder: Path, cache: Path, server: Server, n_obs: int) -> 
 
 
 def main() -> None:
-    """Measure all methods, print a table, and write it."""
+    """Measure all methods, and write what was measured."""
     arguments = record.arguments(
         __doc__,
         "remote",
@@ -102,10 +102,7 @@ def main() -> None:
         for way in arguments.only
         for epoch in range(2)
     ]
-    print(f"{n_obs:,} cells, {1000 * arguments.latency:g} ms a request, {os.cpu_count()} cores, {repeats} rounds")
-    print(f"{'method':20}  epoch  {'  '.join(f'{name:>14}' for name in names)}")
-    for line in lines:
-        print(f"{line['way']:20}  {line['epoch']:5}  {'  '.join(f'{line[name]:14,.2f}' for name in names)}")
+    record.show(*lines)
     record.write(arguments.out, versions, cells=n_obs, latency=arguments.latency, rounds=repeats, lines=lines)
 
 

@@ -133,7 +133,7 @@ def draw(content: dict[str, Any], out: Path) -> None:
 
 
 def main() -> None:
-    """Measure, print the distances, and write them and the figure."""
+    """Measure, and write the distances and the figure."""
     arguments = record.arguments(__doc__, "representativeness", draw)
     n_obs, world_sizes = (500_000, [2, 4]) if arguments.small else (20_000_000, [2, 4, 8, 16, 32, 64])
     labels = sorted_labels(n_obs)
@@ -142,8 +142,8 @@ def main() -> None:
         for world_size in world_sizes:
             found = measure(setting, world_size, labels) if setting else measure_ideal(world_size, labels)
             name = str(setting or IDEAL)
-            lines.append({"setting": name, "ranks": world_size, **dict(zip(PARTS, map(float, found), strict=True))})
-            print(f"{name:36}  {world_size:5}", *(f"{distance:6.4f}" for distance in found), flush=True)
+            distances = dict(zip(PARTS, map(float, found), strict=True))
+            lines += record.show({"setting": name, "ranks": world_size, **distances})
     record.write(arguments.out, draw=draw, rows=n_obs, classes=N_CLASSES, lines=lines)
 
 

@@ -75,14 +75,13 @@ def seconds_for_a_row(loader: StatefulLoader) -> float:
 
 
 def main() -> None:
-    """Measure both collections, print a table, and write it."""
+    """Measure both collections, and write what was measured."""
     arguments = record.arguments(__doc__, "sets")
     n_cells, n_genes, n_rounds = (15_000, 1_000, 1) if arguments.small else (60_000, 10_000, 9)
     warnings.simplefilter("ignore")  # harmless warnings of anndata and zarr
     zarr.config.set({"codec_pipeline.path": "zarrs.ZarrsCodecPipeline"})
     lines = []
     with tempfile.TemporaryDirectory() as folder:
-        print(f"{n_cells:,} cells: rows per second relative to a loader of cells; medians of {n_rounds} rounds")
         for name, collection in write(Path(folder), n_cells, n_genes).items():
             ways = loaders(collection)
             ratios: dict[str, list[float]] = {way: [] for way in ways}
@@ -91,11 +90,12 @@ def main() -> None:
                 for way, seconds in times.items():
                     ratios[way].append(times["cells"] / seconds)
             medians = {way: statistics.median(values[1:]) for way, values in ratios.items()}
-            print(f"{name:>9}: " + ", ".join(f"{way} {median:.2f}" for way, median in medians.items()), flush=True)
-            lines += [
-                {"collection": name, "way": way, "of cells": median, "least": min(ratios[way][1:])}
-                for way, median in medians.items()
-            ]
+            lines += record.show(
+                *(
+                    {"collection": name, "way": way, "of cells": median, "least": min(ratios[way][1:])}
+                    for way, median in medians.items()
+                )
+            )
     about = {"cells": n_cells, "genes": n_genes, "set size": SIZE, "groups": N_LINES * N_DRUGS}
     record.write(arguments.out, **about, rounds=n_rounds, lines=lines)
 

@@ -68,7 +68,7 @@ def rate(made: Loader[Any, Any]) -> float:
 
 
 def main() -> None:
-    """Measure all sizes, print a table, and write it."""
+    """Measure all sizes, and write what was measured."""
     arguments = record.arguments(__doc__, "sizes")
     warnings.simplefilter("ignore")
     zarr.config.set({"codec_pipeline.path": "zarrs.ZarrsCodecPipeline"})
@@ -93,7 +93,7 @@ def main() -> None:
                     [own / theirs for own, theirs in zip(rates[name], rates["annbatch"], strict=True)]
                     for name in ("annbatch-distributed", "again")
                 )
-                lines.append(
+                lines += record.show(
                     {
                         "values": n_values,
                         "sizes": sizes,
@@ -104,7 +104,6 @@ def main() -> None:
                         "rows/core s": statistics.median(rates["annbatch-distributed"]),
                     }
                 )
-                print(lines[-1], flush=True)
     record.write(arguments.out, rounds=repeats, lines=lines)
 
 

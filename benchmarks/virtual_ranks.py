@@ -112,20 +112,17 @@ def losses(world_size: int, virtual_ranks: int | None, cells: Floats, targets: F
 
 
 def main() -> None:
-    """Measure, print the ratios and the differences, and write them."""
+    """Measure, and write the ratios and the differences."""
     arguments = record.arguments(__doc__, "virtual_ranks")
     n_obs, repeats = (100_000, 1) if arguments.small else (10_000_000, 9)
-    print(f"{n_obs:.0e} rows, {VIRTUAL_RANKS} virtual ranks: CPU time of a rank's pass, of one without; of {repeats}")
-    print("chunk/preload/batch   sharding     of a rank   ratio")
     lines = []
     for configuration in CONFIGURATIONS:
         for sharding in ("contiguous", "shuffled"):
             for n_own in (2, VIRTUAL_RANKS):
                 ratios = compare(configuration, sharding, n_own, n_obs, repeats)
-                name, median = "/".join(map(str, configuration)), statistics.median(ratios)
-                print(f"{name:>19}   {sharding:10}   {n_own:9}   {median:.2f} ({min(ratios):.2f} to {max(ratios):.2f})")
                 about = {"sizes": configuration, "sharding": sharding, "virtual ranks of a rank": n_own}
-                lines.append(about | {"of plain": median, "least": min(ratios), "most": max(ratios)})
+                spread = {"of plain": statistics.median(ratios), "least": min(ratios), "most": max(ratios)}
+                lines += record.show(about | spread)
     rng = np.random.default_rng(0)
     n_cells, epochs = (4_096, 1) if arguments.small else (8_192, 2)
     groups = np.repeat(np.arange(8), n_cells // 8)  # in ranges, as in files that follow each other
@@ -135,11 +132,11 @@ def main() -> None:
         name: {size: losses(size, virtual, cells, targets, epochs) for size in WORLD_SIZES}
         for name, virtual in (("plain ranks", None), (f"{VIRTUAL_RANKS} virtual ranks", VIRTUAL_RANKS))
     }
-    differences = {}
-    for name, of_ranks in curves.items():
-        largest = max(np.abs(found - of_ranks[1]).max() for found in of_ranks.values())
-        print(f"{name}: losses of {', '.join(map(str, WORLD_SIZES))} ranks differ by {largest:.1e} at most")
-        differences[name] = float(largest)
+    differences = {
+        name: max(float(np.abs(found - of_ranks[1]).max()) for found in of_ranks.values())
+        for name, of_ranks in curves.items()
+    }
+    record.show(differences)
     jobs = {"rows": n_obs, "virtual ranks": VIRTUAL_RANKS, "ranks": WORLD_SIZES, "differences of losses": differences}
     record.write(arguments.out, **jobs, rounds=repeats, lines=lines)
 

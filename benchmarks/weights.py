@@ -74,23 +74,17 @@ def rate(loader: StatefulLoader, epoch: int) -> float:
 
 
 def main() -> None:
-    """Measure planning and reading, print a table, and write it."""
+    """Measure planning and reading, and write what was measured."""
     arguments = record.arguments(__doc__, "weights")
     n_planned, n_cells, n_rounds = (10**6, 6_000, 1) if arguments.small else (10**8, 120_000, 7)
     warnings.simplefilter("ignore")  # harmless warnings of anndata and zarr
     zarr.config.set({"codec_pipeline.path": "zarrs.ZarrsCodecPipeline"})
-    planning = plan(n_planned)
-    print(
-        f"planning {n_planned:.0e} cells: {planning['seconds']:.2f} s and {planning['MB']:,.0f} MB once, "
-        f"{planning['seconds of an epoch']:.3f} s for each further epoch",
-        flush=True,
-    )
+    (planning,) = record.show(plan(n_planned))
     with tempfile.TemporaryDirectory() as folder:
         source, file = Path(folder) / "cells.npz", Path(folder) / "cells.h5ad"
         make("sparse", n_cells, source)
         anndata_of(source).write_h5ad(file)
         collection = collect(file, Path(folder) / "cells.zarr", tell=lambda line: None)  # noqa: ARG005 it is not shown
-        print(f"reading {n_cells:,} cells: draws per second of cells per second without weights")
         ways = {(run, part): loader(collection, run, part) for run in RUNS for part in (None, 1, 0.25)}
         ratios: dict[tuple[int, float], list[float]] = {}
         for number in range(1 + n_rounds):
@@ -100,9 +94,8 @@ def main() -> None:
                     ratios.setdefault((run, part), []).append(own / rates[run, None])
     lines = []
     for (run, part), values in ratios.items():
-        line = {"run": run, "draws for each cell": part, "of cells": statistics.median(values), "least": min(values)}
-        lines.append(line)
-        print(f"runs of {run:3}, {part:4g} draws for each cell: {line['of cells']:.2f}")
+        medians = {"of cells": statistics.median(values), "least": min(values)}
+        lines += record.show({"run": run, "draws for each cell": part, **medians})
     record.write(arguments.out, cells=n_cells, rounds=n_rounds, planning=planning, lines=lines)
 
 

@@ -27,14 +27,15 @@ def lines_of(script: str, *arguments: str | Path) -> list[str]:
     return done.stdout.splitlines()
 
 
-def small(script: str, folder: Path) -> tuple[list[str], dict[str, Any]]:
-    """Return the lines that a benchmark prints at a small size, and the content of its file."""
+def small(script: str, folder: Path) -> dict[str, Any]:
+    """Return the content of the file that a benchmark writes at a small size."""
     out = folder / f"{script}.json"
-    lines = lines_of(f"{script}.py", "--small", "--out", out)
-    content = json.loads(out.read_text())
+    shown = lines_of(f"{script}.py", "--small", "--out", out)
+    content: dict[str, Any] = json.loads(out.read_text())
     assert {"commit", "python", "versions", "cores", "lines"} <= content.keys()
+    assert len(shown) >= len(content["lines"])
     assert all(math.isfinite(value) for line in content["lines"] for value in line.values() if type(value) is float)
-    return lines, content
+    return content
 
 
 @pytest.mark.parametrize("script", [end_to_end, first_rows, reading, representativeness])
@@ -90,59 +91,57 @@ def test_the_resume_benchmark_measures_every_configuration() -> None:
 
 def test_latency_benchmark_measures_each_prefetch(tmp_path: Path) -> None:
     """The benchmark of latency measures each value of prefetch."""
-    lines, content = small("latency", tmp_path)
+    content = small("latency", tmp_path)
     ways = ["annbatch", *(f"prefetch={n_ahead}" for n_ahead in (0, 1, 2, 4, 8))]
-    assert [line.split()[0] for line in lines] == ["sparse,", *ways, "dense,", *ways]
-    assert all("of annbatch's" in line and "of the ideal" in line for line in lines if line.split()[0] in ways)
     assert [(line["collection"], line["way"]) for line in content["lines"]] == [
         (kind, way) for kind in ("sparse", "dense") for way in ways
     ]
+    assert all(line["of annbatch's"] > 0 and line["of the ideal"] > 0 for line in content["lines"])
 
 
 def test_gpu_benchmark_runs_without_gpu(tmp_path: Path) -> None:
     """The benchmark of GPUs measures every method, also without a GPU."""
-    (_, _, *lines), content = small("gpu", tmp_path)
+    lines = small("gpu", tmp_path)["lines"]
     ways = ["annbatch, preload_to_gpu=False", "ours, preload_to_gpu=False", "ours, prefetch=1"]
-    assert [line.split("  ")[0] for line in lines] == ways
-    assert all("of annbatch's" in line and "of the ideal" in line for line in lines)
-    assert [line["way"] for line in content["lines"]] == ways
+    assert [line["way"] for line in lines] == ways
+    assert all(line["of annbatch's"] > 0 and line["of the ideal"] > 0 for line in lines)
 
 
 def test_gaps_benchmark_compares_all_methods(tmp_path: Path) -> None:
     """The benchmark of gaps compares every method of reading selected rows."""
-    (title, *lines), content = small("gaps", tmp_path)
-    assert title.startswith("6e+03 cells")
-    assert [line.split()[0] for line in lines] == [
-        name for kind in ("sparse", "dense") for name in (kind, "all", "90%", "50%", "20%", "10%", "2%")
+    lines = small("gaps", tmp_path)["lines"]
+    ways = [(1, "all")] + [
+        (part, way) for part in gaps.PARTS for way in ("index arrays", "no gaps", "gaps", "a collection")
     ]
-    assert all(line.count("(") == 4 for line in lines if "selected" in line)
-    assert len(content["lines"]) == 2 * len(gaps.PARTS) * 4
-    assert all(line["of all"] > 0 for line in content["lines"])
+    assert [(line["collection"], line["selected"], line["way"]) for line in lines] == [
+        (kind, *way) for kind in ("sparse", "dense") for way in ways
+    ]
+    assert all(line["of all"] > 0 for line in lines)
 
 
 def test_sets_benchmark_compares_chunks_in_both_collections(tmp_path: Path) -> None:
-    (title, *lines), content = small("sets", tmp_path)
-    assert title.startswith("15,000 cells")
-    assert [line.split(":")[0].strip() for line in lines] == ["grouped", "shuffled"]
-    for line in lines:
-        assert re.findall(r"(\S+) [\d.]+", line) == ["cells", "chunk_size=4", "chunk_size=16", "chunk_size=64"]
-    assert len(content["lines"]) == 8
+    lines = small("sets", tmp_path)["lines"]
+    assert [(line["collection"], line["way"]) for line in lines] == [
+        (collection, way)
+        for collection in ("grouped", "shuffled")
+        for way in ("cells", "chunk_size=4", "chunk_size=16", "chunk_size=64")
+    ]
+    assert all(line["of cells"] > 0 for line in lines)
 
 
 def test_weights_benchmark_measures_planning_and_reading(tmp_path: Path) -> None:
-    (planning, title, *lines), content = small("weights", tmp_path)
-    assert planning.startswith("planning 1e+06 cells: ")
-    assert title.startswith("reading 6,000 cells")
-    assert [line.split(":")[0] for line in lines] == [
-        f"runs of {run:3}, {part:>4} draws for each cell" for run in (64, 512) for part in ("1", "0.25")
-    ]
+    content = small("weights", tmp_path)
     assert content["planning"]["seconds"] > 0
+    assert [(line["run"], line["draws for each cell"]) for line in content["lines"]] == [
+        (run, part) for run in (64, 512) for part in (1, 0.25)
+    ]
     assert all(line["of cells"] > 0 for line in content["lines"])
 
 
 def test_virtual_ranks_have_equal_losses(tmp_path: Path) -> None:
-    lines, content = small("virtual_ranks", tmp_path)
-    assert sum(line.split()[0] in ("512/32/4096", "64/32/256") for line in lines) == 8
+    content = small("virtual_ranks", tmp_path)
+    assert len(content["lines"]) == 8
+    assert all(line["of plain"] > 0 for line in content["lines"])
     plain, virtual = content["differences of losses"].values()
     assert plain > 0.1
     assert virtual < 1e-9
@@ -150,12 +149,10 @@ def test_virtual_ranks_have_equal_losses(tmp_path: Path) -> None:
 
 def test_reading_benchmark_measures_and_draws(tmp_path: Path) -> None:
     """The benchmark of reading measures every method, and draws a figure."""
-    (title, _, *lines), written = small("reading", tmp_path)
-    assert title.startswith("6e+03 cells")
+    written = small("reading", tmp_path)
     methods = [(line["collection"], line["epoch"], line["step"], line["way"]) for line in written["lines"]]
     steps = [(0, 0), (1, 0), (1, 1), (1, "model")]
     assert methods == [("dense", *step, way) for step in steps for way in reading.WAYS]
-    assert len(lines) == len(methods)
     assert all(line["rows/s"] > 0 and line["longest wait"] >= line["99 % of waits"] for line in written["lines"])
     assert ET.parse(tmp_path / "reading.svg").getroot().tag.endswith("svg")
 
@@ -170,10 +167,8 @@ def test_the_workers_benchmark_measures_every_configuration() -> None:
 
 def test_growth_benchmark_shows_exponents(tmp_path: Path) -> None:
     """The benchmark of growth measures each task at two sizes, and shows the exponent of its seconds."""
-    (_, _, *lines), content = small("growth", tmp_path)
-    measured = content["lines"]
+    measured = small("growth", tmp_path)["lines"]
     assert [line["task"] for line in measured] == [name for name in growth.TASKS for _ in range(2)]
-    assert len(lines) == len(measured)
     for first, second in batched(measured, 2):
         assert second["size"] == 10 * first["size"]
         assert first["exponent"] is None
@@ -181,22 +176,20 @@ def test_growth_benchmark_shows_exponents(tmp_path: Path) -> None:
 
 
 def test_labels_benchmark_measures_each_kind(tmp_path: Path) -> None:
-    _, content = small("labels", tmp_path)
-    lines = content["lines"]
+    lines = small("labels", tmp_path)["lines"]
     assert [line["kind"] for line in lines] == [*labels.KINDS]
     assert all(line[name] > 0 for line in lines for name in ("first batch, s", "us a cell"))
 
 
 def test_sizes_benchmark_measures_each_batch_size(tmp_path: Path) -> None:
-    _, content = small("sizes", tmp_path)
-    lines = content["lines"]
+    lines = small("sizes", tmp_path)["lines"]
     assert [tuple(line["sizes"]) for line in lines] == [*sizes.SIZES]
     assert all(line["least"] > 0 for line in lines)
 
 
 def test_representativeness_benchmark_orders_shardings(tmp_path: Path) -> None:
     """Smaller blocks represent sorted rows better."""
-    _, content = small("representativeness", tmp_path)
+    content = small("representativeness", tmp_path)
     tables: dict[str, dict[str, list[float]]] = {part: {} for part in representativeness.PARTS}
     for line in content["lines"]:
         for part, table in tables.items():
