@@ -50,7 +50,7 @@ def shared_names(document: Document) -> Iterator[Region]:
 
 
 def _make_shared_names(example: Example) -> None:
-    """Make the names that docs/api.md lists, and import all public names."""
+    """Make the names that docs/api.md describes, and import all public names."""
     # imported here because they take seconds
     import anndata as ad
     import numpy as np

@@ -65,10 +65,11 @@ REFERENCES = {
         'annbatch-distributed, collect,\nuncompressed, dtype="stored"'
     ),
 }
+#: The bars of the README: as `from_collection` reads, which prefetches.
 README = {
     "annbatch": "annbatch",
     "annbatch, uncompressed": "annbatch,\nuncompressed store",
-    "annbatch-distributed, collect, uncompressed": "annbatch-distributed,\ncollect --compression none",
+    "annbatch-distributed, prefetch=1, collect, uncompressed": "annbatch-distributed,\ncollect --compression none",
 }
 
 

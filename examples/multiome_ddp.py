@@ -81,7 +81,7 @@ def main(folder: Path, epochs: int, every: int, kill_at: int | None) -> None:
     loader = AlignedLoader.from_collections(
         modalities, dist_info="torch", batch_size=32, seed=0, to="torch"
     )
-    n_genes, n_proteins = (loader.stores[name].n_var for name in modalities)
+    n_genes, n_proteins = (loader.modalities[name].n_var for name in modalities)
     torch.manual_seed(0)
     network = nn.Sequential(
         nn.Linear(n_genes, 32), nn.ReLU(), nn.Linear(32, n_proteins)

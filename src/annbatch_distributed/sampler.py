@@ -342,7 +342,7 @@ class DistributedSampler(Sampler):
 
     @property
     def batches_done(self) -> int:
-        """Number of batches that were done before a resume; else 0."""
+        """Number of batches of the epoch that were done before the last resume; 0 without one."""
         return self._cursor.clock.next.done
 
     @property

@@ -1,4 +1,4 @@
-"""AlignedLoader: the same cells of several stores in each batch."""
+"""AlignedLoader: the same cells of several modalities in each batch."""
 
 from __future__ import annotations
 
@@ -44,12 +44,12 @@ def store(n_genes: int = 1, sizes: tuple[int, ...] = (N_OBS,), names: Any = NAME
 
 
 def test_batch_has_same_cells_of_each_store() -> None:
-    """Each batch has the same cells of every store, even if the datasets and options of the stores differ."""
+    """Each batch has the same cells of every modality, even if the datasets and options of the modalities differ."""
     sparse = Loader(chunk_size=4, preload_nchunks=2, batch_size=4, preload_to_gpu=False, to="torch")
     sparse.add_dataset(sp.csr_matrix(np.arange(1.0, N_OBS + 1)[:, None]), pd.DataFrame(index=NAMES))
-    stores = {"rna": store(3, (20, 40), return_index=True), "protein": store(2, (7, 30, 23)), "atac": sparse}
+    modalities = {"rna": store(3, (20, 40), return_index=True), "protein": store(2, (7, 30, 23)), "atac": sparse}
     for prefetch in (0, 2):
-        loader = AlignedLoader(stores, batch_sampler=sampler(), prefetch=prefetch)
+        loader = AlignedLoader(modalities, batch_sampler=sampler(), prefetch=prefetch)
         alone = StatefulLoader.from_loader(store(return_index=True), batch_sampler=sampler())
         batches = list(loader)
         assert len(batches) == len(loader)
@@ -65,7 +65,7 @@ def test_batch_has_same_cells_of_each_store() -> None:
 
 @pytest.mark.filterwarnings("ignore:About .* of the draws of a batch are copies")
 def test_weights_draw_same_cells_of_each_store() -> None:
-    """Both stores yield the cells that the weights draw, as often."""
+    """Both modalities yield the cells that the weights draw, as often."""
     weights = np.arange(N_OBS, dtype=float)
     loader = AlignedLoader(
         {"rna": store(3, (20, 40)), "protein": store(2)}, batch_sampler=sampler(weights=weights, num_samples=90)
@@ -76,7 +76,7 @@ def test_weights_draw_same_cells_of_each_store() -> None:
     assert [row for rna, _ in pairs for row in rna] == expected.tolist()
 
 
-def test_loaders_of_stores_give_data_and_options() -> None:
+def test_loaders_of_modalities_give_data_and_options() -> None:
     """An AlignedLoader takes the data and options of loaders, ignores their samplers and leaves them unchanged."""
     rna = StatefulLoader.from_loader(store(), batch_sampler=sampler(1), prefetch=1, return_index=True)
     next(iter(rna))
@@ -87,7 +87,7 @@ def test_loaders_of_stores_give_data_and_options() -> None:
         batch["protein"]["X"][:, 0].tolist() for batch in AlignedLoader({"protein": store()}, batch_sampler=sampler(0))
     ]
     assert rna.state_dict() == state
-    assert loader.stores["protein"].n_var == 2
+    assert loader.modalities["protein"].n_var == 2
 
 
 @pytest.mark.parametrize(
@@ -115,43 +115,43 @@ def test_cells_without_names_are_compared_by_number() -> None:
 
 
 def test_arguments_of_an_aligned_loader_are_checked() -> None:
-    for stores, batch_sampler, error, message in (
-        ({}, sampler(), ValueError, "at least one store, got none"),
+    for modalities, batch_sampler, error, message in (
+        ({}, sampler(), ValueError, "at least one modality, got none"),
         ({"rna": store()}, RandomSampler(4, 2, 4), TypeError, "must be a DistributedSampler"),
         ({"rna": [1, 2]}, sampler(), TypeError, "must be an annbatch Loader"),
         ({"source": store()}, sampler(), ValueError, "must not have the name 'source'"),
     ):
         with pytest.raises(error, match=message):
-            AlignedLoader(stores, batch_sampler=batch_sampler)
-    with pytest.raises(ValueError, match="at least one store, got none"):
+            AlignedLoader(modalities, batch_sampler=batch_sampler)
+    with pytest.raises(ValueError, match="at least one modality, got none"):
         AlignedLoader.from_collections({}, dist_info=Rank(0, 1))
     mask = pd.Series(True, index=NAMES[::-1])
     with pytest.raises(ValueError, match="in a different order"):
         AlignedLoader({"rna": store()}, batch_sampler=sampler(mask=mask))
 
 
-def test_state_is_of_all_stores() -> None:
-    """A state of different stores, or of different cells, is refused."""
+def test_state_is_of_all_modalities() -> None:
+    """A state of different modalities, or of different cells, is refused."""
     loader = AlignedLoader({"rna": store(3), "protein": store(2)}, batch_sampler=sampler())
     next(iter(loader))
     state = json.loads(json.dumps(loader.state_dict()))
     assert state["identity"]["datasets"] == {"rna": [[60, 3]], "protein": [[60, 2]]}
     swapped = AlignedLoader({"protein": store(2), "rna": store(3)}, batch_sampler=sampler())
     swapped.load_state_dict(state)
-    for stores, difference in (
+    for modalities, difference in (
         ({"rna": store(3), "protein": store(4)}, "datasets.protein"),
         ({"rna": store(3)}, "datasets.protein"),
         ({name: store(n, names=NAMES[::-1]) for name, n in (("rna", 3), ("protein", 2))}, "cells.digest"),
     ):
-        other = AlignedLoader(stores, batch_sampler=sampler())
+        other = AlignedLoader(modalities, batch_sampler=sampler())
         with pytest.raises(ValueError, match=difference):
             other.load_state_dict(state)
 
 
 def test_rows_are_known_from_any_store() -> None:
-    """check_epoch_read needs return_index in only one of the stores."""
-    stores = {"rna": store(), "protein": store(return_index=True)}
-    loader = AlignedLoader(stores, batch_sampler=sampler(0, 1))
+    """check_epoch_read needs return_index in only one of the modalities."""
+    modalities = {"rna": store(), "protein": store(return_index=True)}
+    loader = AlignedLoader(modalities, batch_sampler=sampler(0, 1))
     batches = loader.to_dataloader(num_workers=1, multiprocessing_context="fork", persistent_workers=False)
     assert len(list(batches)) == len(loader)
     assert "Each of the 60 rows was read once" in batches.check_epoch_read()
@@ -201,17 +201,17 @@ def load_protein(group: Any) -> ad.AnnData:
 
 
 @pytest.mark.filterwarnings("ignore:Only `X`")
-def test_one_collection_is_several_stores(multiome: Path) -> None:
+def test_one_collection_is_several_modalities(multiome: Path) -> None:
     both = {"rna": (collection := collections(multiome)["rna"]), "protein": collection}
     loader = AlignedLoader.from_collections(both, load_adata={"protein": load_protein}, dist_info=Rank(0, 1))
     for batch in loader:
         assert (batch["rna"]["X"].max(axis=1).toarray()[:, 0] == batch["protein"]["X"][:, 0]).all()
-    with pytest.raises(ValueError, match="names of stores, rna, protein, got atac"):
+    with pytest.raises(ValueError, match="names of modalities, rna, protein, got atac"):
         AlignedLoader.from_collections(both, load_adata={"atac": load_protein}, dist_info=Rank(0, 1))
 
 
 @pytest.mark.filterwarnings("ignore:Only `X`")
-def test_spawned_workers_read_aligned_stores(multiome: Path) -> None:
+def test_spawned_workers_read_aligned_modalities(multiome: Path) -> None:
     loader = AlignedLoader.from_collections(collections(multiome), dist_info=Rank(0, 1), return_index=True)
     batches = loader.to_dataloader(num_workers=1, multiprocessing_context=multiprocessing.get_context("spawn"))
     rows = [batch["rna"]["index"] for batch in batches]

@@ -77,32 +77,18 @@ def test_checkpoint_of_a_newer_job_is_not_overwritten(tmp_path: Path) -> None:
     assert torch.load(checkpoint, weights_only=True)["model"].keys() == layer.state_dict().keys()
 
 
-def test_readme_script_trains_and_resumes(of_page: tuple[Path, str], tmp_path: Path) -> None:
-    """The script resumes from its last checkpoint on three ranks, and reads each training cell once."""
-    cells = of_page[0] / "cells.zarr"
-    (script,) = re.findall(r"```python\n(.*?)```", (ROOT / "README.md").read_text(), re.DOTALL)
-    checkpoint = tmp_path / "checkpoint.pt"
-    for theirs, ours in (("cells.zarr", str(cells)), ("d3", "d03"), ("d7", "d07"), ("checkpoint.pt", str(checkpoint))):
-        assert f'"{theirs}"' in script
-        script = script.replace(f'"{theirs}"', f'"{ours}"')
-    # both ranks end after the last checkpoint within the last epoch
-    saves = "            if step % 10 == 9:\n"
-    assert saves in script
-    end = "            if (epoch, step, loader.sampler.world_size) == (2, 10, 2):\n                os._exit(1)\n"
-    (tmp_path / "train.py").write_text(script.replace(saves, end + saves))
-    first, _ = run(*forked_ranks(tmp_path / "train.py", ranks=2), expect=1)
-    done = torch.load(checkpoint, weights_only=True)["loader"]["segments"][0][2]
-    second, *_ = run(*forked_ranks(tmp_path / "train.py", ranks=3))
-
-    donors = DatasetCollection(cells, mode="r").obs(["donor"])["donor"]
-    n_training = int((~donors.isin(["d03", "d07"])).sum())
-    lines, (resumed,) = first.stdout.splitlines(), second.stdout.splitlines()
-    assert run(*forked_ranks(tmp_path / "train.py", ranks=1))[0].stdout == ""  # all epochs are done
-    assert len(lines) == 2
-    for epoch, line in enumerate(lines):
-        assert re.search(rf"; epoch {epoch}: 2 ranks have read {n_training:,} rows in \d+ batches, as planned", line)
-    assert f"; rest of epoch 2: 3 ranks have read {n_training - 2 * 256 * done:,} rows" in resumed
-    assert f"each of the {n_training:,} rows was read once" in resumed
+def test_readme_script_prints_its_output(of_page: tuple[Path, str], tmp_path: Path) -> None:
+    """The script prints a line like that of the README in each epoch."""
+    cells, readme = of_page[0] / "cells.zarr", (ROOT / "README.md").read_text()
+    (script,) = re.findall(r"```python\n(.*?)```", readme, re.DOTALL)
+    assert script.count('"cells.zarr"') == 1
+    (tmp_path / "train.py").write_text(script.replace('"cells.zarr"', repr(str(cells))))
+    done, _ = run(*forked_ranks(tmp_path / "train.py", ranks=2))
+    (shown,) = re.findall(r"train.py\n(epoch 0: .*)\n", readme)
+    n_rows = len(DatasetCollection(cells, mode="r").obs(["donor"]))
+    shown = re.sub(r"\d+ batches", "N batches", shown.replace("20,000", f"{n_rows:,}"))
+    lines = [re.sub(r"\d+ batches", "N batches", line) for line in done.stdout.splitlines()]
+    assert lines == [shown.replace("epoch 0", f"epoch {epoch}") for epoch in range(3)]
 
 
 def test_mixture_example_logs_each_step_once(tmp_path: Path) -> None:
@@ -248,6 +234,7 @@ REFUSED = {
     "scvi_ddp.py --collection .": "torchrun --standalone --nproc-per-node=2 examples/scvi_ddp.py",
     "from_h5ad/train.py --collection . --checkpoint last.pt --hold-out d1": "--nproc-per-node 2 train.py ...",
     "from_h5ad/train.py --collection none.zarr --checkpoint last.pt": "--collection: 'none.zarr' doesn't exist",
+    "stop_at_nan.py cells.zarr": "torchrun --standalone --nproc-per-node 2 examples/stop_at_nan.py",
     "ray_train.py --workers 0": "--workers: must be 1 or more, got 0",
 }
 

@@ -219,7 +219,7 @@ def _add_collect(parser: _Parser) -> None:
     add("--obs", nargs="+", action="extend", metavar="COLUMN", help=columns)
     rename = "New names of columns of obs"
     add("--rename", nargs="+", action="extend", type=_pair, metavar="OLD=NEW", help=rename)
-    labels = "File with other spellings of labels: .csv with the columns column, from and to"
+    labels = "File with labels to replace: a .csv file with the columns column, from and to"
     add("--labels", metavar="FILE", help=labels)
     missing = "Strings in obs to replace by missing values, such as Unknown"
     add("--na-values", nargs="+", action="extend", metavar="VALUE", help=missing)

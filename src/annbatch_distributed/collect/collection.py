@@ -69,10 +69,11 @@ def collect(
     Parameters
     ----------
     files
-        Paths of h5ad files or of zarr folders that anndata has written. ``"file.h5mu#rna"`` is the modality ``rna`` of
-        an h5mu file. Or the path of a sample sheet: a ``.csv`` or ``.tsv`` file with a line for each file, and a column
-        ``path``, relative to the sheet. A column ``counts`` has the place of the file's counts, as in ``layer``. Any
-        other columns become columns of ``obs`` for all cells of the file; an empty field keeps the file's own column.
+        Paths of h5ad files or of zarr folders that anndata has written; counts may be dense, CSR or CSC.
+        ``"file.h5mu#rna"`` is the modality ``rna`` of an h5mu file. Or the path of a sample sheet: a ``.csv`` or
+        ``.tsv`` file with a line for each file, and a column ``path``, relative to the sheet. A column ``counts`` has
+        the place of the file's counts, as in ``layer``. Any other columns become columns of ``obs`` for all cells of
+        the file; an empty field keeps the file's own column.
     out
         Local path of the new collection, which must not exist.
     add_to
@@ -95,7 +96,7 @@ def collect(
     rename
         New names of columns, by the names in the files.
     labels
-        Other spellings of labels: the path of a ``.csv`` file with the columns ``column``, ``from`` and ``to``, or a
+        Labels to replace: the path of a ``.csv`` file with the columns ``column``, ``from`` and ``to``, or a
         table with these.
     na_values
         Strings in ``obs`` to replace by missing values, such as ``"Unknown"``.

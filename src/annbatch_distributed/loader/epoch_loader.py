@@ -171,6 +171,14 @@ class EpochLoader(Waits, IterableDataset, ABC):  # type: ignore[type-arg]  # wit
     def set_epoch(self, epoch: int) -> None:
         """Set the epoch of the next iteration, on every rank.
 
+        Each epoch has its own order, which is the same whenever it is set. Setting the epoch of a loaded state resumes
+        it.
+
+        Parameters
+        ----------
+        epoch
+            Number of the epoch, from 0 on.
+
         Raises
         ------
         ValueError
@@ -212,7 +220,10 @@ class EpochLoader(Waits, IterableDataset, ABC):  # type: ignore[type-arg]  # wit
 
     @property
     def batches_done(self) -> int:
-        """Number of batches of the epoch that were done before a resume; else 0."""
+        """Number of batches of the epoch that were done before the last resume; 0 without one.
+
+        It stays the same while you read.
+        """
         return self._sampler.batches_done
 
     @property
@@ -385,8 +396,8 @@ class EpochLoader(Waits, IterableDataset, ABC):  # type: ignore[type-arg]  # wit
         Yields
         ------
         dict
-            Batch as :class:`annbatch.Loader` yields it. Under ``remainder="pad"`` it has the key ``"repeated"``, a
-            boolean array of shape ``(batch_size,)``.
+            Batch, with the keys that :class:`StatefulLoader` lists; of an :class:`AlignedLoader`, a dict with the batch
+            of each modality.
 
         Raises
         ------

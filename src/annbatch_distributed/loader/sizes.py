@@ -109,7 +109,8 @@ def suggest_sizes(
         Number of rows of a zarr chunk. None takes it from the collection, or else 64, annbatch's default (default). Of
         a sparse collection, it takes the rows of four chunks, as runs of rows rarely end where such chunks end.
     memory
-        Memory limit of the loader of each rank: a number of bytes, or a string such as ``"4GB"`` (default 1 GiB).
+        Memory limit of the load requests of each rank: a number of bytes, or a string such as ``"4GB"`` (default 1
+        GiB). It doesn't include labels, masks and sets.
     batch_size
         Number of rows of a batch on each rank (default 256).
     prefetch

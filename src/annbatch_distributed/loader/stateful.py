@@ -80,8 +80,23 @@ class StatefulLoader(EpochLoader, Loader[Any, Any]):
     :meth:`from_collection` makes a loader and its sampler in one call. The class itself takes a
     :class:`DistributedSampler` and the arguments of :class:`annbatch.Loader`.
 
-    Under ``remainder="pad"``, each batch has the key ``"repeated"``: a boolean array of shape ``(batch_size,)``, True
-    for rows that a rank reads for the second time in this epoch.
+    A batch is a dict of ``n`` cells, which are ``batch_size`` or fewer:
+
+    ``"X"``
+        Values of shape ``(n, n_var)`` in the dtype that ``dtype`` describes: a CSR matrix of SciPy, or a NumPy array if
+        the collection is dense. Under ``to="torch"`` a tensor (CSR layout if sparse), under ``to="jax"`` an array
+        (``jax.experimental.sparse.CSR`` if sparse).
+    ``"obs"``, ``"var"``
+        pandas DataFrames of the ``n`` cells and of the ``n_var`` genes; None where a dataset was added without them.
+    ``"index"``
+        With ``return_index=True``, the rows of the cells in the collection: an int64 array of shape ``(n,)``.
+    ``"file"``
+        With ``return_file=True``, the line of each cell's file in :attr:`genes_measured`: an integer array.
+    ``"repeated"``
+        Under ``remainder="pad"``, a boolean array: True for rows that a rank reads again in this epoch, to fill its
+        batches.
+    ``"set"``, ``"is_control"``
+        With ``sets``, the number of each cell's set within the batch, and True for controls.
 
     ``len()`` is the number of batches of the whole epoch, also after a resume, as Lightning and PyTorch expect. The
     number of remaining batches is ``len(loader) - loader.batches_done``.
@@ -258,7 +273,8 @@ class StatefulLoader(EpochLoader, Loader[Any, Any]):
             Sets of cells to read instead of single cells; ``batch_size`` is then a number of sets. Unless you pass
             ``sharding``, each epoch assigns the sets to the ranks again (``sharding="shuffled"``).
         memory
-            Memory limit of the loader per rank: a number of bytes, or a string such as ``"4GB"`` (default 1 GiB). It is
+            Memory limit of the load requests of a rank: a number of bytes, or a string such as ``"4GB"`` (default 1
+            GiB). Python and its libraries (about 1 GB), masks, sets, and labels that are in memory come on top. It is
             estimated for ``X`` of the collection; pass less if ``load_adata`` loads larger values.
         prefetch
             Number of load requests to prefetch (default 1).
@@ -271,16 +287,17 @@ class StatefulLoader(EpochLoader, Loader[Any, Any]):
         cache
             Folder on a local disk in which the processes of a node keep what they have read of a collection in object
             storage, or on a file system that is slow: each part is fetched once, and read from there in later epochs
-            and jobs (see :ref:`the page on storage <cache>`). ``collection`` must be a URL or a path. None keeps
-            nothing (default).
+            and jobs. ``collection`` must be a URL or a path. None keeps nothing (default).
         cache_limit
             Largest size of this folder, at least 512 MiB: a number of bytes, or a string such as ``"500GB"``. A full
             cache deletes what no rank has read since the job began, longest ago first, and keeps the rest. None has no
             limit (default).
         options
-            Other arguments of :class:`DistributedSampler` and :class:`StatefulLoader`. The default of ``remainder`` is
-            ``"exact"``, under which some batches are smaller; pass ``"drop"`` if each step needs batches of one size,
-            as compiled steps do. The default of ``preload_to_gpu`` is False.
+            Other arguments of :class:`DistributedSampler`: ``remainder`` (default ``"exact"``, under which some batches
+            are smaller; pass ``"drop"`` if each step needs batches of one size, as compiled steps do), ``sharding``,
+            ``virtual_ranks``, ``weights``, ``num_samples``, ``rounds`` and ``max_gap``. And of :class:`StatefulLoader`:
+            ``to``, ``dtype``, ``return_index``, ``return_file``, and those of :class:`annbatch.Loader`
+            (``preload_to_gpu`` is False by default).
 
         Returns
         -------
@@ -289,8 +306,11 @@ class StatefulLoader(EpochLoader, Loader[Any, Any]):
 
         Raises
         ------
-        TypeError, ValueError
-            As for :class:`DistributedSampler`, :func:`suggest_sizes` and ``use_collection``.
+        TypeError
+            If an argument or an option has the wrong type, or doesn't exist.
+        ValueError
+            If an argument is out of its range, or incompatible with a different one; if a single batch doesn't fit into
+            ``memory``; or if the mask selects cells that don't exist.
         OSError
             If there is no collection at a path.
         ImportError

@@ -1,6 +1,6 @@
-"""The AlignedLoader: the same cells of several stores in each batch, such as the modalities of a multiome.
+"""The AlignedLoader: the same cells of several modalities in each batch.
 
-There is one sampler, one plan and one state. A :class:`.StatefulLoader` of each store reads the same load requests.
+There is one sampler, one plan and one state. A :class:`.StatefulLoader` of each modality reads the same load requests.
 """
 
 from __future__ import annotations
@@ -33,9 +33,9 @@ if TYPE_CHECKING:
 
 
 class AlignedLoader(EpochLoader):
-    """Loader of the same cells of several stores, with one sampler and one state.
+    """Loader of the same cells of several modalities, with one sampler and one state.
 
-    A batch is a dict with the batch of each store, by name: ``{"rna": {...}, "protein": {...}}``.
+    A batch is a dict with the batch of each modality, by name: ``{"rna": {...}, "protein": {...}}``.
 
     Examples
     --------
@@ -48,12 +48,12 @@ class AlignedLoader(EpochLoader):
     >>> obs = pd.DataFrame(
     ...     {"donor": 24 * [*"ab"]}, index=[f"cell {n}" for n in range(48)]
     ... )
-    >>> def store(values):
+    >>> def loader_of(values):
     ...     empty = Loader(
     ...         batch_size=4, chunk_size=4, preload_nchunks=2, preload_to_gpu=False
     ...     )
     ...     return empty.add_adata(ad.AnnData(values, obs=obs))
-    >>> rna, protein = store(np.ones((48, 3))), store(np.ones((48, 2)))
+    >>> rna, protein = loader_of(np.ones((48, 3))), loader_of(np.ones((48, 2)))
     >>> sampler = DistributedSampler(
     ...     RandomSampler(4, 2, 4), dist_info=Rank(0, 2), seed=0
     ... )
@@ -68,45 +68,45 @@ class AlignedLoader(EpochLoader):
 
     Parameters
     ----------
-    stores
-        :class:`annbatch.Loader` or :class:`StatefulLoader` of each store by name. Their datasets and options are used,
-        and their samplers are ignored. All stores must have the same cells in the same order.
+    modalities
+        :class:`annbatch.Loader` or :class:`StatefulLoader` of each modality by name. Their datasets and options are
+        used, and their samplers are ignored. All modalities must have the same cells in the same order.
     batch_sampler
         Sampler of the rows that this rank reads.
     prefetch
         Number of load requests to prefetch, as for :class:`StatefulLoader`. None takes the largest ``prefetch`` of
-        ``stores`` (default).
+        ``modalities`` (default).
 
     Raises
     ------
     TypeError
-        If a store is not a loader, or ``batch_sampler`` is not a :class:`DistributedSampler`.
+        If a modality is not a loader, or ``batch_sampler`` is not a :class:`DistributedSampler`.
     ValueError
-        If the stores have different cells, or the same cells in a different order. Cells are compared by name. A store
-        without names causes a warning, and only its number of cells is compared.
+        If the modalities have different cells, or the same cells in a different order. Cells are compared by name. A
+        modality without names causes a warning, and only its number of cells is compared.
     """
 
     def __init__(
         self,
-        stores: Mapping[str, Loader[Any, Any]],
+        modalities: Mapping[str, Loader[Any, Any]],
         *,
         batch_sampler: DistributedSampler,
         prefetch: int | None = None,
     ) -> None:
-        _check_names(stores)
+        _check_names(modalities)
         if not isinstance(batch_sampler, DistributedSampler):
             raise TypeError(
                 f"batch_sampler must be a DistributedSampler, got {batch_sampler!r}. Wrap the sampler: "
                 "DistributedSampler(sampler, dist_info=...)."
             )
         if prefetch is None:
-            prefetch = max(getattr(store, "prefetch", 0) for store in stores.values())
+            prefetch = max(getattr(modality, "prefetch", 0) for modality in modalities.values())
         super().__init__(batch_sampler, prefetch)
-        self._stores = {
-            name: StatefulLoader.from_loader(store, batch_sampler=batch_sampler, prefetch=prefetch)
-            for name, store in stores.items()
+        self._modalities = {
+            name: StatefulLoader.from_loader(modality, batch_sampler=batch_sampler, prefetch=prefetch)
+            for name, modality in modalities.items()
         }
-        self._check_stores()
+        self._check_modalities()
         self._check_cells()  # for one, the names of a mask may be in a different order
 
     @classmethod
@@ -166,15 +166,15 @@ class AlignedLoader(EpochLoader):
         Parameters
         ----------
         collections
-            Collection of each store by name, as for :meth:`StatefulLoader.from_collection`. With ``load_adata``, one
-            collection can be several stores.
+            Collection of each modality by name, as for :meth:`StatefulLoader.from_collection`. With ``load_adata``, one
+            collection can be several modalities.
         dist_info, batch_size, mask, seed, shuffle, sets, memory, prefetch, names, cache, cache_limit
-            As for :meth:`StatefulLoader.from_collection`; ``memory`` is the limit of all stores together.
+            As for :meth:`StatefulLoader.from_collection`; ``memory`` is the limit of all modalities together.
         load_adata
-            Functions by the names of stores. Each loads the ``AnnData`` of a dataset, as for ``use_collection`` of
-            :class:`annbatch.Loader`. Other stores load ``X``.
+            Functions by the names of modalities. Each loads the ``AnnData`` of a dataset, as for ``use_collection`` of
+            :class:`annbatch.Loader`. Other modalities load ``X``.
         options
-            As for :meth:`StatefulLoader.from_collection`. Options of the loader apply to every store.
+            As for :meth:`StatefulLoader.from_collection`. Options of the loader apply to every modality.
 
         Returns
         -------
@@ -190,7 +190,7 @@ class AlignedLoader(EpochLoader):
         load_adata = {} if load_adata is None else load_adata
         if unknown := load_adata.keys() - collections.keys():
             raise ValueError(
-                f"load_adata must have names of stores, {', '.join(collections)}, got {', '.join(unknown)}."
+                f"load_adata must have names of modalities, {', '.join(collections)}, got {', '.join(unknown)}."
             )
         opened = {
             name: as_collection(collection, cache=cache, cache_limit=cache_limit)
@@ -209,53 +209,55 @@ class AlignedLoader(EpochLoader):
             memory=memory,
             prefetch=prefetch,
         )
-        stores = {}
+        modalities = {}
         for name, collection in opened.items():
-            store = StatefulLoader(batch_sampler=sampler, **{"preload_to_gpu": False} | options)
-            stores[name] = store.use_collection(collection, load_adata=load_adata.get(name), names=names)
-        return cls(stores, batch_sampler=sampler, prefetch=prefetch)
+            modality = StatefulLoader(batch_sampler=sampler, **{"preload_to_gpu": False} | options)
+            modalities[name] = modality.use_collection(collection, load_adata=load_adata.get(name), names=names)
+        return cls(modalities, batch_sampler=sampler, prefetch=prefetch)
 
     @property
     def _shape(self) -> str:
-        genes = ", ".join(f"{name} with {plural(store.n_var, 'gene')}" for name, store in self._stores.items())
+        genes = ", ".join(
+            f"{name} with {plural(modality.n_var, 'gene')}" for name, modality in self._modalities.items()
+        )
         return f"{plural(self.n_obs, 'cell')} of {genes}" if self.n_obs else "no cells yet"
 
     @property
-    def stores(self) -> Mapping[str, StatefulLoader]:
-        """Loaders of the stores by name, for properties such as ``n_var``."""
-        return dict(self._stores)
+    def modalities(self) -> Mapping[str, StatefulLoader]:
+        """Loaders of the modalities by name, for properties such as ``n_var``."""
+        return dict(self._modalities)
 
     @property
     def _lead(self) -> StatefulLoader:
-        """Store whose cells represent all stores: the first one with names of cells."""
-        known = (store for store in self._stores.values() if store._cells is not None)
-        return next(known, next(iter(self._stores.values())))
+        """Modality whose cells represent all modalities: the first one with names of cells."""
+        known = (modality for modality in self._modalities.values() if modality._cells is not None)
+        return next(known, next(iter(self._modalities.values())))
 
-    def _check_stores(self) -> None:
-        """Raise if the stores have different cells, or the same cells in another order."""
-        if empty := [name for name, store in self._stores.items() if not store.n_obs]:
+    def _check_modalities(self) -> None:
+        """Raise if the modalities have different cells, or the same cells in another order."""
+        if empty := [name for name, modality in self._modalities.items() if not modality.n_obs]:
             raise ValueError(
-                f"The stores must have cells, got none in {', '.join(empty)}. Add datasets to their loaders."
+                f"The modalities must have cells, got none in {', '.join(empty)}. Add datasets to their loaders."
             )
-        lead = next(name for name, store in self._stores.items() if store is self._lead)
-        names = self._stores[lead]._cells
-        for name, store in self._stores.items():
-            if store.n_obs != self.n_obs:
-                problem = f"{lead} has {self.n_obs:,} cells and {name} has {store.n_obs:,}"
-            elif names is None or store._cells is None:
+        lead = next(name for name, modality in self._modalities.items() if modality is self._lead)
+        names = self._modalities[lead]._cells
+        for name, modality in self._modalities.items():
+            if modality.n_obs != self.n_obs:
+                problem = f"{lead} has {self.n_obs:,} cells and {name} has {modality.n_obs:,}"
+            elif names is None or modality._cells is None:
                 if name != lead:
                     warn(f"The cells of {name} have no names, so only their number was compared with {lead}.")
                 continue
-            elif (difference := first_difference(names, store._cells)) is not None:
-                row, in_lead, in_store = difference
-                problem = f"row {row:,} is {in_lead!r} in {lead} and {in_store!r} in {name}"
+            elif (difference := first_difference(names, modality._cells)) is not None:
+                row, in_lead, in_other = difference
+                problem = f"row {row:,} is {in_lead!r} in {lead} and {in_other!r} in {name}"
             else:
                 continue
             raise ValueError(
-                f"All stores must have the same cells in the same order, but {problem}. Before you write them, select "
-                "their common cells in one order: common = rna.obs_names.intersection(protein.obs_names), rna[common], "
-                "protein[common]. Then write each with add_adatas(..., rng=np.random.default_rng(0)) and the same "
-                "dataset_size, as a number of cells, so that all stores are shuffled in the same way."
+                f"All modalities must have the same cells in the same order, but {problem}. Before you write them, "
+                "select their common cells in one order: common = rna.obs_names.intersection(protein.obs_names), "
+                "rna[common], protein[common]. Then write each with add_adatas(..., rng=np.random.default_rng(0)) and "
+                "the same dataset_size, as a number of cells, so that all modalities are shuffled in the same way."
             )
 
     # The data
@@ -272,9 +274,9 @@ class AlignedLoader(EpochLoader):
         Raises
         ------
         ValueError
-            If the stores have different numbers of genes or features; ``stores`` has the number of each.
+            If the modalities have different numbers of genes or features; ``modalities`` has the number of each.
         """
-        return common_n_var(self._stores)
+        return common_n_var(self._modalities)
 
     @property
     def _cells(self) -> tuple[AnyNames, ...] | None:
@@ -282,8 +284,8 @@ class AlignedLoader(EpochLoader):
 
     @property
     def _collection(self) -> dict[str, Any]:
-        of_stores = {name: store._collection["datasets"] for name, store in self._stores.items()}
-        return {"datasets": of_stores, "cells": self._lead._collection["cells"]}
+        of_each = {name: modality._collection["datasets"] for name, modality in self._modalities.items()}
+        return {"datasets": of_each, "cells": self._lead._collection["cells"]}
 
     def _annotated(self, cells: pd.DataFrame, columns: str | Sequence[str] | None) -> pd.DataFrame:
         return self._lead._annotated(cells, columns)
@@ -299,33 +301,33 @@ class AlignedLoader(EpochLoader):
     def _rows_in(self, batch: object) -> npt.NDArray[Any] | None:
         """Return the rows of a batch; None if it has none."""
         parts = batch if isinstance(batch, dict) else {}
-        known = (store._rows_in(parts.get(name)) for name, store in self._stores.items())
+        known = (modality._rows_in(parts.get(name)) for name, modality in self._modalities.items())
         return next((rows for rows in known if rows is not None), None)
 
     @contextmanager
     def _iterated(self) -> Generator[None]:
         with ExitStack() as stack:
-            for store in self._stores.values():
-                stack.enter_context(store._iterated())
+            for modality in self._modalities.values():
+                stack.enter_context(modality._iterated())
             yield
 
     def _preloads_to_gpu(self) -> bool:
         """Return True if annbatch moves batches to a GPU."""
-        return any(store._preloads_to_gpu() for store in self._stores.values())
+        return any(modality._preloads_to_gpu() for modality in self._modalities.values())
 
     def _read_request(self, request: Request) -> Generator[Any]:
-        reads = [store._read_request(request) for store in self._stores.values()]
+        reads = [modality._read_request(request) for modality in self._modalities.values()]
         for batches in zip(*reads, strict=True):
-            yield dict(zip(self._stores, batches, strict=True))
+            yield dict(zip(self._modalities, batches, strict=True))
 
     def _finish(self, batch: Any, marks: Marks) -> Any:  # noqa: ANN401 of annbatch
-        return {name: store._finish(batch[name], marks) for name, store in self._stores.items()}
+        return {name: modality._finish(batch[name], marks) for name, modality in self._modalities.items()}
 
 
-def _check_names(stores: Mapping[str, object]) -> None:
-    if not stores:
-        raise ValueError("There must be at least one store, got none. Pass a dict of stores by name.")
-    if "source" in stores:
+def _check_names(modalities: Mapping[str, object]) -> None:
+    if not modalities:
+        raise ValueError("There must be at least one modality, got none. Pass a dict of modalities by name.")
+    if "source" in modalities:
         raise ValueError(
-            "A store must not have the name 'source', which is a key of the batches of a MixedLoader. Rename the store."
+            "A modality must not have the name 'source', which is a key of the batches of a MixedLoader. Rename it."
         )

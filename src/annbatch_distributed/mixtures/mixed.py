@@ -62,8 +62,9 @@ class MixturePass:
 class MixedLoader(Waits, IterableDataset):  # type: ignore[type-arg]  # without torch, it has no parameters
     """Loader of several collections, mixed in the same order on all ranks.
 
-    Each step yields a batch of one source, with the name of the source under the key ``"source"``. When a source ends,
-    its next epoch begins. Under ``within_batch=True``, each step yields a dict with a batch of every source, by name.
+    Each step yields a batch of one source, a dict with the keys of :class:`StatefulLoader` and the name of the source
+    under ``"source"``. When a source ends, its next epoch begins. Under ``within_batch=True``, each step yields a dict
+    with the batch of every source, by name: ``{"tahoe": {"X": ..., "obs": ...}, "census": {...}}``.
 
     Examples
     --------
@@ -248,11 +249,16 @@ class MixedLoader(Waits, IterableDataset):  # type: ignore[type-arg]  # without 
     def set_epoch(self, epoch: int) -> None:
         """Set the epoch of the next iteration, on every rank.
 
-        It moves the epoch as :meth:`DistributedSampler.set_epoch` does. Epoch ``e`` begins at step ``e * n_steps``,
-        whatever was read before; if a state with another ``n_steps`` was loaded, later epochs are counted from its
-        epoch. Under ``stopping_strategy``, it begins with epochs of the sources that no earlier epoch has begun. If the
-        epoch of a loaded state is begun again, it begins after the steps that a different number of ranks has done. A
-        running iterator is not affected until a new one begins.
+        Epoch ``e`` begins at step ``e * n_steps``, whatever was read before. Setting the epoch of a loaded state
+        resumes it. Setting it again restarts the epoch, but not the steps done before the number of ranks changed. If
+        the state is of a mixture with a different ``n_steps``, later epochs are counted from its epoch. Under
+        ``stopping_strategy``, an epoch begins with epochs of the sources that no earlier epoch has begun. A running
+        iterator is not affected until a new one begins.
+
+        Parameters
+        ----------
+        epoch
+            Number of the epoch, from 0 on.
 
         Raises
         ------

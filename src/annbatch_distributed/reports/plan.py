@@ -203,9 +203,9 @@ class EpochPlan:
     def rows_in_memory(self) -> int | None:
         """Largest number of rows that a rank's loader holds.
 
-        With virtual ranks, it counts all that the rank runs. Reading takes about the same amount of memory again. None
-        if the size of a load request is unknown, or if short gaps between selected rows, or between the cells of sets,
-        are read as well.
+        With virtual ranks, it counts all that the rank runs. While a load request is read, buffers need about as much
+        memory as its rows. None if the size of a load request is unknown, or if short gaps between selected rows, or
+        between the cells of sets, are read as well.
         """
         if self._rows_held is None or not self.selected.is_contiguous or words_of(self._plan.units).has_gaps:
             return None
