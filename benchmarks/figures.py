@@ -17,7 +17,7 @@ if TYPE_CHECKING:
 
     from matplotlib.axes import Axes
 
-#: Colors on light pages. `themed` adds those of dark pages.
+#: Colors on light pages. `themed` adds the colors of dark pages.
 BLUE, ORANGE, GREEN, GRAY, INK = (LINES[name][0] for name in ("blue", "orange", "green", "gray", "ink"))
 
 

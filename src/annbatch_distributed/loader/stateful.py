@@ -296,7 +296,7 @@ class StatefulLoader(EpochLoader, Loader[Any, Any]):
             Other arguments of :class:`DistributedSampler`: ``remainder`` (default ``"exact"``, under which some batches
             are smaller; pass ``"drop"`` if each step needs batches of one size, as compiled steps do), ``sharding``,
             ``virtual_ranks``, ``weights``, ``num_samples``, ``rounds`` and ``max_gap``. And of :class:`StatefulLoader`:
-            ``to``, ``dtype``, ``return_index``, ``return_file``, and those of :class:`annbatch.Loader`
+            ``to``, ``dtype``, ``return_index``, ``return_file``, and the options of :class:`annbatch.Loader`
             (``preload_to_gpu`` is False by default).
 
         Returns
