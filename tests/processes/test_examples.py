@@ -84,11 +84,11 @@ def test_readme_script_prints_its_output(of_page: tuple[Path, str], tmp_path: Pa
     assert script.count('"cells.zarr"') == 1
     (tmp_path / "train.py").write_text(script.replace('"cells.zarr"', repr(str(cells))))
     done, _ = run(*forked_ranks(tmp_path / "train.py", ranks=2))
-    (shown,) = re.findall(r"train.py\n(epoch 0: .*)\n", readme)
+    (shown,) = re.findall(r"train.py\n((?:epoch .*\n)+)", readme)
     n_rows = len(DatasetCollection(cells, mode="r").obs(["donor"]))
     shown = re.sub(r"\d+ batches", "N batches", shown.replace("20,000", f"{n_rows:,}"))
     lines = [re.sub(r"\d+ batches", "N batches", line) for line in done.stdout.splitlines()]
-    assert lines == [shown.replace("epoch 0", f"epoch {epoch}") for epoch in range(3)]
+    assert lines == shown.splitlines()
 
 
 def test_mixture_example_logs_each_step_once(tmp_path: Path) -> None:
