@@ -1,6 +1,7 @@
 """Stop at the first step whose loss isn't finite, and resume without the cells that caused it.
 
-Start it with torchrun. To resume, run it again with the rows to skip::
+Start it with torchrun. To resume, run it again without the epoch, and with the rows to skip. A real job also saves its
+model, see from_h5ad/train.py::
 
     torchrun --standalone --nproc-per-node 2 examples/stop_at_nan.py cells.zarr --epoch 3
     torchrun --standalone --nproc-per-node 2 examples/stop_at_nan.py cells.zarr --skip 11977
@@ -21,18 +22,24 @@ from torch.nn.parallel import DistributedDataParallel
 from annbatch_distributed import StatefulLoader
 
 
-def main(collection: str, epoch: int, state: Path, skip: list[int]) -> None:
+def main(collection: str, epoch: int | None, state: Path, skip: list[int]) -> None:
     """Run one epoch of a job on one rank, or the rest of it."""
     loader = StatefulLoader.from_collection(
         collection, dist_info="torch", to="torch", return_index=True, memory=400_000
     )
-    if state.exists():  # with the model's checkpoint
+
+    def save(batches_done: int) -> None:  # with the model's checkpoint
+        if dist.get_rank() == 0:
+            state.write_text(json.dumps(loader.state_dict(batches_done=batches_done)))
+
+    if epoch is None:
         loader.load_state_dict(json.loads(state.read_text()))
         epoch = loader.next_epoch
     model = DistributedDataParallel(torch.nn.Linear(loader.n_var, 1))
     optimizer = torch.optim.SGD(model.parameters(), lr=1e-4)
 
     loader.set_epoch(epoch)
+    save(loader.batches_done)
     for step, batch in enumerate(loader, start=loader.batches_done):
         keep = ~np.isin(batch["index"], skip)
         loss = model(batch["X"].to_dense()[keep]).square().mean()
@@ -40,16 +47,17 @@ def main(collection: str, epoch: int, state: Path, skip: list[int]) -> None:
         total = loss.detach().clone()
         dist.all_reduce(total)
         if not torch.isfinite(total):
-            raise FloatingPointError(f"the loss of step {step} is {total.item()}")
+            raise FloatingPointError(
+                f"the loss of step {step} of epoch {epoch} is {total.item()}"
+            )
         optimizer.zero_grad()
         loss.backward()
         optimizer.step()
-        if step % 10 == 9 and dist.get_rank() == 0:
-            state.write_text(json.dumps(loader.state_dict(batches_done=step + 1)))
+        if step % 10 == 9:
+            save(step + 1)
+    read = loader.check_epoch_read()
     if dist.get_rank() == 0:
-        print(loader.check_epoch_read())
-    else:
-        loader.check_epoch_read()
+        print(read)
 
 
 if __name__ == "__main__":
@@ -57,7 +65,7 @@ if __name__ == "__main__":
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
     parser.add_argument("collection")
-    parser.add_argument("--epoch", type=int, default=0, help="unless there is a state")
+    parser.add_argument("--epoch", type=int, help="epoch to begin, without a state")
     parser.add_argument("--state", type=Path, default=Path("state.json"))
     parser.add_argument("--skip", type=int, nargs="+", default=[], help="rows to skip")
     arguments = parser.parse_args()
@@ -65,6 +73,11 @@ if __name__ == "__main__":
         parser.error(
             "start this with a launcher: "
             "torchrun --standalone --nproc-per-node 2 examples/stop_at_nan.py ..."
+        )
+    elif arguments.state.exists() == (arguments.epoch is not None):
+        parser.error(
+            f"pass --epoch to begin an epoch, or leave it out to resume from "
+            f"{arguments.state}; remove this file to begin"
         )
     else:
         dist.init_process_group("gloo")

@@ -92,7 +92,7 @@ def labels(lines: Lines) -> Iterator[Citation]:
         return float(value(lines, name, kind=kind, cells=10_000_000))
 
     read, named = "read", "read, with names"
-    yield BENCHMARKS, f"it needs {of('MB', read):.0f} MB, and yields its first batch after"
+    yield BENCHMARKS, f"needs {of('MB', read):.0f} MB, and yields its first batch after"
     yield BENCHMARKS, f"first batch after {of('first batch, s', read):.1f} s; with names, {of('MB', named):.0f} MB"
     memory = of("MB", "annbatch"), of("first batch, s", "annbatch")
     yield BENCHMARKS, "annbatch needs {:,.0f} MB, and {:.1f} s".format(*memory)

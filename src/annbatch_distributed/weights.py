@@ -58,7 +58,8 @@ class Weights(Units):
     values
         Weight of each cell, of shape ``(n_obs,)``.
     num_samples
-        Number of draws of an epoch, over all ranks; None takes the number of cells with a weight above 0.
+        Number of draws of an epoch, over all ranks; None takes the number of cells that the mask selects and
+        whose weight is above 0.
     rounds
         Number of rounds over all cells.
     names

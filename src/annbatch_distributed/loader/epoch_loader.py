@@ -172,7 +172,7 @@ class EpochLoader(Waits, IterableDataset, ABC):  # type: ignore[type-arg]  # wit
         """Set the epoch of the next iteration, on every rank.
 
         Each epoch has its own order, which is the same whenever it is set. Setting the epoch of a loaded state resumes
-        it.
+        it at the loaded position, until the epoch has ended.
 
         Parameters
         ----------

@@ -85,18 +85,21 @@ class StatefulLoader(EpochLoader, Loader[Any, Any]):
     ``"X"``
         Values of shape ``(n, n_var)`` in the dtype that ``dtype`` describes: a CSR matrix of SciPy, or a NumPy array if
         the collection is dense. Under ``to="torch"`` a tensor (CSR layout if sparse), under ``to="jax"`` an array
-        (``jax.experimental.sparse.CSR`` if sparse).
+        (``jax.experimental.sparse.CSR`` if sparse). Sparse cells under ``dtype="stored"`` are :class:`.CSRRows`,
+        whatever ``to`` is.
     ``"obs"``, ``"var"``
         pandas DataFrames of the ``n`` cells and of the ``n_var`` genes; None where a dataset was added without them.
     ``"index"``
-        With ``return_index=True``, the rows of the cells in the collection: an int64 array of shape ``(n,)``.
+        With ``return_index=True``, the rows of the cells in the collection, int64; else None.
     ``"file"``
-        With ``return_file=True``, the line of each cell's file in :attr:`genes_measured`: an integer array.
+        With ``return_file=True``, the line of each cell's file in :attr:`genes_measured`, int64.
     ``"repeated"``
-        Under ``remainder="pad"``, a boolean array: True for rows that a rank reads again in this epoch, to fill its
-        batches.
+        Under ``remainder="pad"`` of the loader or of :class:`CellSets`, True for rows that are read again, to fill
+        batches or sets.
     ``"set"``, ``"is_control"``
-        With ``sets``, the number of each cell's set within the batch, and True for controls.
+        With ``sets``, the number of each cell's set within the batch, int64, and True for controls.
+
+    The last five are NumPy arrays of shape ``(n,)``, whatever ``to`` is.
 
     ``len()`` is the number of batches of the whole epoch, also after a resume, as Lightning and PyTorch expect. The
     number of remaining batches is ``len(loader) - loader.batches_done``.

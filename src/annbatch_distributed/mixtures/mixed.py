@@ -103,8 +103,8 @@ class MixedLoader(Waits, IterableDataset):  # type: ignore[type-arg]  # without 
     weights
         Relative weight of each source by name; 0 excludes a source. To change weights during training, pass a list of
         ``(first_step, weights)`` pairs, ``[(0, {...}), (5_000, {...})]``, whose steps count over all epochs. Under
-        ``within_batch``, the number of rows of each source in a batch, which must be the batch size of its sampler.
-        None takes the batch sizes.
+        ``within_batch``, the number of rows of each source in a batch, which must be the batch size of its sampler;
+        None takes the batch sizes (default). Without it, weights are required.
     n_steps
         Number of steps of an epoch of the mixture.
     stopping_strategy
@@ -250,10 +250,10 @@ class MixedLoader(Waits, IterableDataset):  # type: ignore[type-arg]  # without 
         """Set the epoch of the next iteration, on every rank.
 
         Epoch ``e`` begins at step ``e * n_steps``, whatever was read before. Setting the epoch of a loaded state
-        resumes it. Setting it again restarts the epoch, but not the steps done before the number of ranks changed. If
-        the state is of a mixture with a different ``n_steps``, later epochs are counted from its epoch. Under
-        ``stopping_strategy``, an epoch begins with epochs of the sources that no earlier epoch has begun. A running
-        iterator is not affected until a new one begins.
+        resumes it at the loaded position, until the epoch has ended. Setting it afterwards restarts it, but not the
+        steps done before the number of ranks changed. If the state is of a mixture with a different ``n_steps``, later
+        epochs are counted from its epoch. Under ``stopping_strategy``, an epoch begins with epochs of the sources that
+        no earlier epoch has begun. A running iterator is not affected until a new one begins.
 
         Parameters
         ----------

@@ -176,7 +176,7 @@ def _remark_on(statistics: Sequence[Statistics]) -> str:
     """Return a remark on the values of a file that aren't counts; an empty string for counts."""
     remarks = list[str]()
     if n_nan := sum(part.n_nan for part in statistics):
-        remarks.append(f"{n_nan:,} values are NaN")
+        remarks.append(f"{plural(n_nan, 'value')} {'is' if n_nan == 1 else 'are'} NaN")
     if n_negative := sum(part.n_negative for part in statistics):
         remarks.append(f"{n_negative:,} values are negative, as after scaling")
     elif any(part.kind is Kind.NONNEGATIVE for part in statistics):
