@@ -182,16 +182,13 @@ def first_rows(lines: Lines) -> Iterator[Citation]:
         seconds, memory = (value(lines, one, name=name, rows=rows, when=when) for one in ("seconds", "MB"))
         return f"{seconds:.{1 if seconds >= 1 else 2}f} s and {memory:.0f} MB"
 
-    begins, fewer = "an epoch begins", "in its middle, 8 to 6 ranks"
+    begins = "an epoch begins"
     ours, theirs = (
         [of(f"{name}, {size}", 10**9, begins) for size in ("512/32/4096", "64/512/4096")] for name in (OURS, "annbatch")
     )
     yield BENCHMARKS, f"{OURS} takes {ours[0]} with chunks of 512 rows, and {ours[1]} with chunks of 64"
     yield BENCHMARKS, f"annbatch takes {theirs[0]}, and {theirs[1]}"
     yield BENCHMARKS, f"Grain takes {of('Grain', 10**9, begins)}, and litdata {of('litdata', 10**9, begins)}"
-    resumed = [of(f"{OURS}, {size}", 10**8, fewer) for size in ("512/32/4096", "64/512/4096")]
-    yield BENCHMARKS, f"{OURS} takes {resumed[0]}, or {resumed[1]} with chunks of 64"
-    yield BENCHMARKS, f"mosaicml-streaming takes {of('mosaicml-streaming', 10**8, fewer)}"
 
 
 def latency(lines: Lines) -> Iterator[Citation]:
