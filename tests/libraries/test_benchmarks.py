@@ -10,7 +10,6 @@ from itertools import batched, pairwise
 from typing import TYPE_CHECKING, Any
 from xml.etree import ElementTree as ET
 
-import matplotlib as mpl
 import pytest
 
 from benchmarks import end_to_end, first_rows, gaps, growth, labels, reading, record, representativeness, sizes
@@ -47,10 +46,8 @@ def test_figures_agree_with_their_file(script: ModuleType, tmp_path: Path) -> No
     drawn = {path.name: path.read_text() for path in tmp_path.glob("*.svg")}
     assert f"{name}.svg" in drawn
     for figure, drawing in drawn.items():
-        written = (record.FOLDER / figure).read_text()
-        if f"Matplotlib v{mpl.__version__}," not in written:
-            pytest.skip("drawn by a different version of matplotlib")
-        assert drawing == written
+        # also after a new version of matplotlib, which draws differently: python -m benchmarks.NAME --draw
+        assert drawing == (record.FOLDER / figure).read_text()
 
 
 @pytest.mark.parametrize("path", sorted(record.FOLDER.glob("*.json")), ids=lambda path: path.stem)
