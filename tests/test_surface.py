@@ -64,7 +64,7 @@ def test_package_shows_its_public_names() -> None:
 @pytest.mark.parametrize("kind", [AlignedLoader, MixedLoader, WorkerDataLoader])
 def test_other_loaders_have_no_further_names(kind: type) -> None:
     """Other loaders have the names of a StatefulLoader and of PyTorch's DataLoader, and a few of their own."""
-    own = {"from_collections", "stores", "to_dataloader", "batch_sampler", "batch_size", "use_stateful_dataloader"}
+    own = {"from_collections", "modalities", "to_dataloader", "batch_sampler", "batch_size", "use_stateful_dataloader"}
     of_torch = public(DataLoader) | {"dataset"} if kind is WorkerDataLoader else set[str]()
     assert public(kind) - of_torch <= shown("StatefulLoader") | own
     assert {"set_epoch", "next_epoch", "batches_done", "state_dict", "reshard", "cells_of", "plan"} <= public(kind)

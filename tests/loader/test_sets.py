@@ -166,7 +166,7 @@ def test_mixture_lists_sets_of_its_sources(collection: DatasetCollection) -> Non
     assert (cells[(cells["source"] == "sets") & cells["is_control"]]["drug"] == "DMSO").all()
 
 
-def test_sets_of_aligned_stores(collection: DatasetCollection) -> None:
+def test_sets_of_aligned_modalities(collection: DatasetCollection) -> None:
     loader = AlignedLoader.from_collections(
         {"rna": collection, "protein": collection}, sets=sets_of(collection), dist_info=Rank(0, 2), batch_size=2
     )
