@@ -33,7 +33,7 @@ from annbatch.abc import Sampler
 from annbatch_distributed.core.masks import ALL, AnyMask, Mask, check_names, open_ended, resolve_mask
 from annbatch_distributed.core.rows import Rows, runs
 from annbatch_distributed.core.units import EpochUnits, UnitRows, Units
-from annbatch_distributed.core.values import BOUND, Int64Array, digest, few, integer, names_of, plural
+from annbatch_distributed.core.values import BOUND, Int64Array, as_array, digest, few, integer, names_of, plural
 
 type Flags = npt.NDArray[np.bool_]
 
@@ -583,7 +583,7 @@ def _controls(
     if controls is None:
         return np.zeros(len(obs), dtype=np.bool_), None
     if not isinstance(controls, Mapping) or not controls:
-        flags = np.asarray(controls)
+        flags = as_array(controls)
         if flags.shape != (len(obs),) or flags.dtype != np.bool_:
             raise ValueError(
                 f"controls must be a dict of columns and their values, or a boolean array of shape ({len(obs)},), got "

@@ -29,7 +29,7 @@ from annbatch.abc import Sampler
 from annbatch_distributed.core.masks import ALL, Mask
 from annbatch_distributed.core.rows import Rows
 from annbatch_distributed.core.units import EpochUnits, UnitRows, Units
-from annbatch_distributed.core.values import BOUND, Int64Array, digest, integer, names_of, plural
+from annbatch_distributed.core.values import BOUND, Int64Array, as_array, digest, integer, names_of, plural
 from annbatch_distributed.core.warning import warn
 from annbatch_distributed.core.wrapped import batches_per_request, n_draws, needs_global_rows, reads_every_row
 
@@ -78,9 +78,9 @@ class Weights(Units):
         """Return the units of the arguments of a sampler; raise if they are invalid."""
         if isinstance(weights, cls):  # from_collection has needed them before
             return weights
-        if np.ma.is_masked(weights):
+        if isinstance(weights, np.ma.MaskedArray) and np.ma.is_masked(weights):
             raise ValueError("weights must have a value for each cell, got a masked array. Fill it with 0.")
-        values = np.asarray(weights)
+        values = as_array(weights)
         if values.ndim != 1 or values.dtype.kind not in "biuf":
             raise TypeError(
                 "weights must be a number for each cell, in an array or a Series of shape (n_obs,), got "

@@ -11,7 +11,7 @@ import pytest
 from annbatch import DatasetCollection, Loader
 from annbatch.samplers import RandomSampler
 
-from annbatch_distributed import DistributedSampler, Rank, StatefulLoader
+from annbatch_distributed import CellSets, DistributedSampler, Rank, StatefulLoader
 from annbatch_distributed.core.rows import Rows
 from annbatch_distributed.loader import _annbatch, stateful
 
@@ -212,6 +212,26 @@ def test_state_of_reordered_cells_names_the_cells(n_read: int, shuffled: Dataset
             break
     with pytest.raises(ValueError, match=r"the mask selects different rows\. .* The obs_names differ"):
         after.load_state_dict(before.state_dict())
+
+
+def test_names_are_not_hashed(shuffled: DatasetCollection, monkeypatch: pytest.MonkeyPatch) -> None:
+    """No argument has pandas look for something in the names of all cells, which takes memory for each of them."""
+    obs = shuffled.obs(["donor"])
+    weights = pd.Series(1.0, index=obs.index)
+    flags = weights.cumsum() % 2 == 0
+    looked_up: list[object] = []
+    contains = pd.Index.__contains__
+
+    def noted(index: pd.Index, name: object) -> bool:
+        if index.equals(obs.index):
+            looked_up.append(name)
+        return bool(contains(index, name))
+
+    monkeypatch.setattr(pd.Index, "__contains__", noted)
+    given = StatefulLoader.from_collection(shuffled, dist_info=Rank(0, 2), mask=flags, weights=weights)
+    given.plan().composition(obs["donor"])
+    CellSets.from_obs(obs, by="donor", set_size=2, controls=flags, match="donor", mask=weights == 1, seed=0)
+    assert looked_up == []
 
 
 def test_rows_have_no_names_and_take_none() -> None:

@@ -20,7 +20,16 @@ import numpy as np
 import numpy.typing as npt
 
 from annbatch_distributed.core.rows import Rows
-from annbatch_distributed.core.values import BOUND, MOST_LISTED, Int64Array, IntArray, digest, integer, names_of
+from annbatch_distributed.core.values import (
+    BOUND,
+    MOST_LISTED,
+    Int64Array,
+    IntArray,
+    as_array,
+    digest,
+    integer,
+    names_of,
+)
 
 if TYPE_CHECKING:
     import pandas as pd
@@ -358,7 +367,7 @@ def _array(mask: _Values) -> npt.NDArray[Any]:
             f"A mask must be True or False for each row, but {missing} of {len(values)} values are missing. Replace "
             "them with fillna(False) or fillna(True)."
         )
-    return np.asarray(values)
+    return as_array(values)
 
 
 def _of_numbers(numbers: IntArray) -> Rows:

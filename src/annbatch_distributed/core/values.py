@@ -122,7 +122,7 @@ def integers(name: str, values: object, *, below: int | None = None) -> Int64Arr
     if not (isinstance(values, list | tuple | range) or hasattr(values, "__array__")):
         raise TypeError(_no_array(name, values))
     try:
-        array: npt.NDArray[Any] = np.asarray(values)
+        array = as_array(values)
     except ValueError:  # lists of different lengths
         raise TypeError(_no_array(name, values)) from None
     if not array.size:
@@ -142,13 +142,25 @@ def _no_array(name: str, values: object) -> str:
     return f"{name} must be integers in a list or an array, got {shortened(values)} of type {type(values).__name__}."
 
 
+def as_array(values: object) -> npt.NDArray[Any]:
+    """Return an array, a list or a pandas Series as an array."""
+    # np.asarray asks a Series for attributes that it lacks, and to look for them, pandas hashes its whole index: about
+    # 110 bytes for each name, as long as the index is in use
+    series: Any = values
+    return series.to_numpy() if _is_series(values) else np.asarray(values)
+
+
+def _is_series(values: object) -> bool:
+    return all(hasattr(values, name) for name in ("index", "dtype", "to_numpy"))
+
+
 def names_of(what: str, values: object) -> pd.Index[Any] | None:
     """Return the index of a Series with a value for each cell; None for values by position, such as arrays.
 
     A Series with the index 0, 1, 2, ... (in total or in each dataset) is by position. ``what`` is the name in messages.
     A ValueError if an index of integers has a different order.
     """
-    if not all(hasattr(values, name) for name in ("index", "dtype", "to_numpy")):
+    if not _is_series(values):
         return None
     names: pd.Index[Any] = values.index  # type: ignore[attr-defined]  # a Series
     if names.dtype.kind not in "iuf":
