@@ -173,16 +173,16 @@ def jobs_for(matrices: Sequence[Matrix]) -> int:
 
 
 def _remark_on(statistics: Sequence[Statistics]) -> str:
-    """Return a remark on the values of a file that aren't counts; an empty string for counts."""
+    """Return a warning of values of a file that aren't counts; an empty string for counts."""
     remarks = list[str]()
     if n_nan := sum(part.n_nan for part in statistics):
         remarks.append(f"{plural(n_nan, 'value')} {'is' if n_nan == 1 else 'are'} NaN")
     if n_negative := sum(part.n_negative for part in statistics):
         remarks.append(f"{n_negative:,} values are negative, as after scaling")
-    elif any(part.kind is Kind.NONNEGATIVE for part in statistics):
+    elif not n_nan and any(part.kind is Kind.NONNEGATIVE for part in statistics):  # NaN is no integer either
         looks = "; they look log-normalized" if max(part.most for part in statistics) < _MOST_LOG else ""
         remarks.append(f"not all values are integers{looks}")
-    return "".join(f"; {remark}" for remark in remarks)
+    return f". WARNING: {'; '.join(remarks)}" if remarks else ""
 
 
 def summary(matrix: Matrix, statistics: Sequence[Statistics], *, is_chosen: bool) -> str:
