@@ -231,6 +231,7 @@ def test_names_are_not_hashed(shuffled: DatasetCollection, monkeypatch: pytest.M
     given = StatefulLoader.from_collection(shuffled, dist_info=Rank(0, 2), mask=flags, weights=weights)
     given.plan().composition(obs["donor"])
     CellSets.from_obs(obs, by="donor", set_size=2, controls=flags, match="donor", mask=weights == 1, seed=0)
+    Rows.from_indices(pd.Series(range(len(obs)), index=obs.index))
     assert looked_up == []
 
 
