@@ -220,9 +220,9 @@ def cells(sets: CellSets, epoch: int, seed: int | None = None) -> list[list[int]
     return [own.rows.tolist() for own in cells_in(sets, epoch, seed)]
 
 
-@pytest.mark.parametrize(("size", "chunk"), [(1, 1), (10, 10), (16, 16), (17, 1), (20, 10), (64, 16)])
+@pytest.mark.parametrize(("size", "chunk"), [(1, 1), (2, 1), (10, 5), (16, 8), (17, 1), (20, 10), (32, 16), (64, 16)])
 def test_default_chunk_divides_size(size: int, chunk: int) -> None:
-    """The default chunk is the largest divisor of the size of a set, up to 16."""
+    """The default chunk is the largest divisor up to 16 and to half of a set, so that sets are new in each epoch."""
     obs = pd.DataFrame({"donor": 100 * ["a"]})
     assert CellSets.from_obs(obs, by="donor", set_size=size, seed=0).chunk_size == chunk
 

@@ -87,9 +87,11 @@ class DistributedSampler(Sampler):
         - Lightning's ``Trainer`` or ``Fabric``, Accelerate's ``Accelerator`` or ``PartialState``, or Ray Train's
           context.
 
-        Wrap any of these in :func:`deferred` to query it only when the rank is first needed.
+        Wrap a name or a callable in :func:`deferred` to query it only when the rank is first needed, as the objects of
+        frameworks are.
     enforce_equal_batches
-        As in annbatch: True (default) means ``remainder="drop"``, False means ``remainder="keep"``.
+        True (default) means ``remainder="drop"``, False means ``remainder="keep"``, which drops no row. (annbatch's
+        False drops up to ``world_size - 1`` rows.)
     remainder
         Policy for the rows that don't divide evenly among ranks and batches. None (default) follows
         ``enforce_equal_batches``.
@@ -103,7 +105,7 @@ class DistributedSampler(Sampler):
             without a collective in each step.
         ``"exact"``
             Every row is read once, and every rank has the same number of batches. A rank that would be one batch short
-            splits one of its last batches in two.
+            splits one of its last batches in two; if they have one row, every rank raises.
         ``"pad"``
             Every rank has the same number of full batches. Some rows are repeated; the key ``repeated`` of a load
             request marks them.
@@ -144,7 +146,8 @@ class DistributedSampler(Sampler):
         ``obs_names``, as for a mask. Don't write into the array afterwards. It needs a ``seed``. None (default)
         reads each cell once.
     num_samples
-        Number of draws of an epoch, over all ranks. None (default) takes the number of cells with a weight above 0.
+        Number of draws of an epoch, over all ranks. None (default) takes the number of selected cells with a weight
+        above 0.
     rounds
         Number of rounds over all cells in an epoch, for weights (default 1). Copies of a cell are consecutive draws of
         a round; with more rounds, they are farther apart in the epoch, and cells are rounded in each round.
@@ -161,8 +164,8 @@ class DistributedSampler(Sampler):
 
     Notes
     -----
-    The rows of a rank depend only on the arguments, ``n_obs`` and the epoch, never on earlier calls. Each iteration
-    reads them in a new order; ``set_epoch(e)`` always restores the order of epoch ``e``.
+    The rows of a rank depend only on the arguments, ``n_obs`` and the epoch, never on earlier calls. Each epoch reads
+    them in a new order if the sampler shuffles; ``set_epoch(e)`` always restores the order of epoch ``e``.
 
     Unless the sharding is ``"independent"``, ``num_samples`` of the wrapped sampler counts per rank, class samplers
     sample from the rank's own shard, and ``drop_last`` drops rows of the rank, as in annbatch. With replacement, each
@@ -328,7 +331,7 @@ class DistributedSampler(Sampler):
 
     @property
     def epoch(self) -> int:
-        """Epoch of the next iteration; 0 at first."""
+        """Epoch that was set, loaded or read last; 0 at first."""
         return self._cursor.clock.place.epoch
 
     @property
@@ -356,11 +359,11 @@ class DistributedSampler(Sampler):
     def set_epoch(self, epoch: int) -> None:
         """Set the epoch of the next iteration. Call it on every rank.
 
-        Each epoch has its own order, and under ``remainder="drop"`` it drops different rows than the epoch before. The
-        same epoch always has the same order.
+        If the sampler shuffles, each epoch has its own order. Under ``remainder="drop"``, it drops different rows than
+        the epoch before. The same epoch always has the same order.
 
-        The epoch moves when its last batch has been taken, and by this method; nothing else moves it. Setting the epoch
-        in which the next iteration begins anyway changes nothing, so a loaded state is resumed; if the state was saved
+        Only three things move the epoch: taking its last batch, this method, and loading a state. Setting the epoch in
+        which the next iteration begins anyway changes nothing, so a loaded state is resumed; if the state was saved
         at the end of the epoch, no batches remain. Iterators that are already running are not affected.
 
         Parameters

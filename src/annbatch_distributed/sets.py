@@ -181,8 +181,8 @@ class CellSets(Units):
             Cells to use, both treated cells and controls, as for :class:`DistributedSampler`. None (default) uses all.
         chunk_size
             Number of consecutive cells of a group that stay together. It must divide ``set_size``. Larger chunks are
-            read faster; smaller chunks shuffle the cells of a group better. None (default) takes the largest divisor of
-            ``set_size`` up to 16.
+            read faster; smaller chunks shuffle the cells of a group better, and chunks of ``set_size`` are the same
+            sets in every epoch. None (default) takes the largest divisor up to 16 and up to ``set_size / 2``.
         remainder
             Policy for the remaining cells of a group whose number is not a multiple of ``set_size``:
 
@@ -200,8 +200,8 @@ class CellSets(Units):
         Returns
         -------
         CellSets
-            The sets. Each epoch has different ones. A cell is in at most one set of an epoch, unless it is a control or
-            fills up a set.
+            The sets. Each epoch combines other chunks. A cell is in at most one set of an epoch, unless it is a
+            control or fills up a set.
 
         Raises
         ------
@@ -223,7 +223,8 @@ class CellSets(Units):
         _check_columns(obs, [*columns, *matched])
         set_size = integer("set_size", set_size, least=1, below=BOUND)
         if chunk_size is None:
-            chunk_size = _largest_divisor(set_size, 16)
+            # a chunk of a whole set would be the same set in every epoch
+            chunk_size = _largest_divisor(set_size, min(16, max(1, set_size // 2)))
         chunk_size = integer("chunk_size", chunk_size, least=1, below=BOUND)
         if set_size % chunk_size:
             raise ValueError(

@@ -171,8 +171,8 @@ class EpochLoader(Waits, IterableDataset, ABC):  # type: ignore[type-arg]  # wit
     def set_epoch(self, epoch: int) -> None:
         """Set the epoch of the next iteration, on every rank.
 
-        Each epoch has its own order, which is the same whenever it is set. Setting the epoch of a loaded state resumes
-        it at the loaded position, until the epoch has ended.
+        If the sampler shuffles, each epoch has its own order, which is the same whenever it is set. Setting the epoch
+        of a loaded state resumes it at the loaded position, until the epoch has ended.
 
         Parameters
         ----------
@@ -222,7 +222,7 @@ class EpochLoader(Waits, IterableDataset, ABC):  # type: ignore[type-arg]  # wit
     def batches_done(self) -> int:
         """Number of batches of the epoch that were done before the last resume; 0 without one.
 
-        It stays the same while you read.
+        Read it before the loop, as it is 0 again when the last batch is taken.
         """
         return self._sampler.batches_done
 
@@ -531,8 +531,9 @@ class EpochLoader(Waits, IterableDataset, ABC):  # type: ignore[type-arg]  # wit
         Raises
         ------
         RuntimeError
-            If the ``DataLoader`` of :meth:`to_dataloader` was iterated over last, whose ``state_dict()`` must be called
-            instead; or another loader with the same sampler.
+            If another loader with the same sampler was iterated over last.
+        ValueError
+            As for :meth:`DistributedSampler.state_dict`.
 
         See Also
         --------
@@ -695,7 +696,7 @@ class EpochLoader(Waits, IterableDataset, ABC):  # type: ignore[type-arg]  # wit
         read
             Rows of each batch that this process has read, as integer arrays. None takes the ``"index"`` of each batch
             that this loader has yielded, or the requested rows without ``return_index=True`` (default). If workers
-            read, call this method of the ``DataLoader`` that :meth:`to_dataloader` returned.
+            read, it needs ``return_index=True``.
         timeout, gather
             As for :meth:`DistributedSampler.check_ranks_agree`.
 

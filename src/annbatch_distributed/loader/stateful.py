@@ -80,7 +80,7 @@ class StatefulLoader(EpochLoader, Loader[Any, Any]):
     :meth:`from_collection` makes a loader and its sampler in one call. The class itself takes a
     :class:`DistributedSampler` and the arguments of :class:`annbatch.Loader`.
 
-    A batch is a dict of ``n`` cells, which are ``batch_size`` or fewer:
+    A batch is a dict of ``n`` cells, ``batch_size`` or fewer (of each virtual rank; or sets):
 
     ``"X"``
         Values of shape ``(n, n_var)`` in the dtype that ``dtype`` describes: a CSR matrix of SciPy, or a NumPy array if
@@ -263,7 +263,7 @@ class StatefulLoader(EpochLoader, Loader[Any, Any]):
         dist_info
             Source of the rank and the world size, as for :class:`DistributedSampler`, such as ``"torch"``.
         batch_size
-            Rows of a batch on each rank (default 256).
+            Rows of a batch on each rank, or on each virtual rank (default 256).
         mask
             Cells to read, as for :class:`DistributedSampler`, such as a boolean Series of shape ``(n_obs,)``. None
             reads all cells (default).
@@ -274,7 +274,7 @@ class StatefulLoader(EpochLoader, Loader[Any, Any]):
             ``SequentialSampler``.
         sets
             Sets of cells to read instead of single cells; ``batch_size`` is then a number of sets. Unless you pass
-            ``sharding``, each epoch assigns the sets to the ranks again (``sharding="shuffled"``).
+            ``sharding`` or ``shuffle=False``, each epoch assigns the sets to the ranks again (``sharding="shuffled"``).
         memory
             Memory limit of the load requests of a rank: a number of bytes, or a string such as ``"4GB"`` (default 1
             GiB). Python and its libraries (about 1 GB), masks, sets, and labels that are in memory come on top. It is
@@ -284,7 +284,7 @@ class StatefulLoader(EpochLoader, Loader[Any, Any]):
         names
             True to yield the names of the cells as the index of ``batch["obs"]``. By default, the index has the rows of
             the cells in the collection, since training seldom needs names, and they take longer to read than all other
-            labels. :meth:`cells_of` has the names in any case.
+            labels. A ``load_adata`` always yields names, and so does :meth:`cells_of`.
         load_adata
             Function that loads the ``AnnData`` of each dataset, as for :meth:`use_collection`, with its names.
         cache
@@ -448,7 +448,8 @@ class StatefulLoader(EpochLoader, Loader[Any, Any]):
             None takes ``X`` and ``obs`` (default).
         names
             True to yield the names of the cells as the index of ``batch["obs"]``, as annbatch does (default). False
-            yields the rows of the cells in the collection instead, which is faster, or takes less memory.
+            yields the rows of the cells in the collection instead, which is faster, or takes less memory; it has no
+            effect on a ``load_adata``.
 
         Returns
         -------
