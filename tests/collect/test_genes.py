@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -145,6 +146,15 @@ def test_genes_without_a_common_name_are_an_error(tmp_path: Path) -> None:
     lines: list[str] = []
     collect([files[0], files[2]], tmp_path / "other.zarr", tell=lines.append)
     assert any(f"WARNING: only 1 of the 4 genes of {files[0]} are in all files" in line for line in lines)
+
+
+@pytest.mark.parametrize("damage", [Path.unlink, lambda path: path.write_bytes(b"\0" + path.read_bytes()[1:])])
+def test_damaged_table_of_measured_genes_raises(damage: Callable[[Path], object], tmp_path: Path) -> None:
+    file = write(tmp_path / "a.h5ad", [("a", "1"), ("b", "2")])
+    collection = collect(file, tmp_path / "cells.zarr", tell=quiet)
+    damage(tmp_path / "cells.zarr" / "dataset_0" / "varm" / "measured" / "c" / "0" / "0")
+    with pytest.raises(OSError, match="varm/measured"):
+        StatefulLoader.from_collection(collection, dist_info=Rank(0, 1), return_file=True)
 
 
 def test_batches_tell_which_genes_were_measured(tmp_path: Path) -> None:

@@ -35,7 +35,7 @@ from zarr.storage import LocalStore
 from annbatch_distributed.core.masks import AnyMask, AnyNames, resolve_mask
 from annbatch_distributed.core.request import MAX_GAP, Marks, Request
 from annbatch_distributed.core.values import BOUND, as_bytes, check_arguments, integer
-from annbatch_distributed.loader import zarrs_checks
+from annbatch_distributed.loader import chunk_reader, zarrs_checks
 from annbatch_distributed.loader._annbatch import (
     arrays_in,
     batches_on_gpu,
@@ -872,7 +872,9 @@ def _measured_in(collection: DatasetCollection) -> pd.DataFrame:
         files = tuple(table.attrs["files"])
         if files not in tables:
             var: Any = read_elem(group["var"])
-            tables[files] = pd.DataFrame(table[:].T, index=pd.Index(files, dtype=object), columns=var.index)
+            tables[files] = pd.DataFrame(
+                chunk_reader.whole(table).T, index=pd.Index(files, dtype=object), columns=var.index
+            )
     return pd.concat(tables.values())
 
 
