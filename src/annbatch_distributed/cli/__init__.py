@@ -263,7 +263,7 @@ def _add_check(parser: _Parser) -> None:
     ranks = "Number of ranks, each in its own process (default: 2)"
     group.add_argument("--ranks", type=_POSITIVE, default=2, metavar="N", help=ranks)
     group.add_argument("--epochs", type=_POSITIVE, default=1, metavar="N", help="Number of epochs (default: 1)")
-    data = "Read each file once instead, and list what isn't as it was written; other options but --jobs don't apply"
+    data = "Read each file once instead, and list what isn't as it was written; only --jobs and --json apply then"
     group.add_argument("--data", action="store_true", help=data)
     jobs = "Number of processes that read files under --data (default: one for each core)"
     group.add_argument("--jobs", type=_POSITIVE, metavar="N", help=jobs)

@@ -89,7 +89,7 @@ def collect(
         None is ``"outer"``, but raises if no gene is in all files (default).
     feature_types
         Types of features to keep, by the column ``feature_types`` of ``var``, such as ``"Gene Expression"``. None keeps
-        all, as genes (default). Files without this column keep all features.
+        all, as genes (default). Files without this column keep all features, if another file has it.
     obs
         Columns of ``obs`` to keep. None keeps all (default). Columns of a sample sheet are always kept. A column that a
         file lacks is missing in its cells.
@@ -117,8 +117,8 @@ def collect(
         see the same folders, under the same paths. It needs the extra ``cluster``.
     dtype
         Dtype of the stored values, such as ``"float32"``. None stores counts in the smallest of uint8, int16 and int32
-        that holds all of them, and other values in the dtype of the files (default). Loaders of this package yield
-        values in the dtype of the files all the same; annbatch's own ``Loader`` yields what is stored.
+        that holds all of them, and other values in the dtype of the files (default); loaders of this package then
+        yield values in the dtype of the files. annbatch's own ``Loader`` yields what is stored.
     compression
         ``"lz4"`` (default), ``"zstd"``, which needs less disk space and more time, or ``"none"``.
     seed
@@ -137,8 +137,10 @@ def collect(
     ------
     ~annbatch_distributed.collect.Problems
         If files or arguments can't be collected: a ``ValueError`` with a message for each problem of each file.
+    TypeError, ValueError
+        If ``memory``, ``jobs`` or ``seed`` is invalid.
     OSError
-        If a file can't be written, as on a full disk.
+        If a file can't be written, as on a full disk, or the scheduler can't be reached.
     """
     from annbatch import DatasetCollection  # not above, since processes that read files import this module
 

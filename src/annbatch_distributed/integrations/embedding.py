@@ -2,7 +2,7 @@
 
 1. Ranks compare their cells.
 2. Ranks take the weights of rank 0, since running statistics differ between ranks under DDP, and compare the values of
-   the first cells. These values are also stored with the array, so that a different model can't resume it.
+   the first cells. These values are also stored with the array, so that a model with others can't resume it.
 3. The chunks of the array have whole batches. Chunks without values are assigned to the ranks, so no two ranks write to
    the same chunk, and batches are the same on any number of ranks.
 4. A chunk is written when its last batch is done, so a job that was killed resumes with the next chunk.
@@ -68,8 +68,8 @@ def embed(
     """Compute an embedding of every cell on all ranks, into a zarr array.
 
     Call it on every rank of the job. Each rank reads, embeds and writes a part of the cells; the rows of the array are
-    in the order of the cells. Rank 0's weights are broadcast. If a rank would write something else, every rank raises
-    before anything is written.
+    in the order of the cells. Rank 0's weights are broadcast. If ranks have different values for the first cells, every
+    rank raises before anything is written.
 
     The array is bit for bit the same on any number of ranks with equal numbers of threads, since batches and PyTorch's
     random numbers are the same. If the job was killed, call it again, on any number of ranks: it resumes and keeps the
@@ -108,7 +108,7 @@ def embed(
         Path or zarr store of the array, which is created, or resumed if it exists.
     dist_info
         Source of the rank and the world size, as for :class:`.DistributedSampler`. None takes PyTorch's default process
-        group, or else the variables of the launcher, or else a single process (default).
+        group, or else JAX's processes, the variables of the launcher, or a single process (default).
     batch_size
         Number of rows of a batch. None takes the batch size of the loader's sampler (default).
     progress
@@ -125,10 +125,12 @@ def embed(
     Raises
     ------
     TypeError
-        If ``model`` or ``data`` has the wrong type, or the model doesn't return floats.
+        If ``model`` or ``data`` has the wrong type, or the model doesn't return floats. If there are several ranks,
+        they raise a ValueError that quotes it.
     ValueError
         On every rank, if ranks have different cells, or different values of the first cells, or if a rank fails. If
-        ``store`` has an array of different cells or of a different model, or if the model returns a wrong shape.
+        ``store`` has an array of different cells or of a model with other values for the first ones, or if the
+        model returns a wrong shape.
     TimeoutError
         If a rank doesn't respond in time. Its chunks in the array are kept.
     """

@@ -236,7 +236,7 @@ class EpochPlan:
             One line per rank. The integer columns ``("rows", label)``, or ``("sets", label)``, count the rows of each
             label that the rank reads, including repeated rows, or samples from. The float column ``"distance"`` is the
             total variation distance between the rank's labels and the labels of all selected rows: from 0 (the same
-            proportions) to 1; 0.5 for a rank without rows.
+            proportions) to 1.
 
         Raises
         ------
