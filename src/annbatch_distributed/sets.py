@@ -200,7 +200,7 @@ class CellSets(Units):
         Returns
         -------
         CellSets
-            The sets. Each epoch combines other chunks. A cell is in at most one set of an epoch, unless it is a
+            The sets. Each epoch combines chunks differently. A cell is in at most one set of an epoch, unless it is a
             control or fills up a set.
 
         Raises

@@ -78,6 +78,7 @@ class Weights(Units):
         """Return the units of the arguments of a sampler; raise if they are invalid."""
         if isinstance(weights, cls):  # from_collection has needed them before
             return weights
+        # is_masked alone would look for an attribute of a Series, see as_array
         if isinstance(weights, np.ma.MaskedArray) and np.ma.is_masked(weights):
             raise ValueError("weights must have a value for each cell, got a masked array. Fill it with 0.")
         values = as_array(weights)

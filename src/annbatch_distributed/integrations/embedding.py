@@ -2,7 +2,7 @@
 
 1. Ranks compare their cells.
 2. Ranks take the weights of rank 0, since running statistics differ between ranks under DDP, and compare the values of
-   the first cells. These values are also stored with the array, so that a model with others can't resume it.
+   the first cells. These values are also stored with the array, so that a model with different values can't resume it.
 3. The chunks of the array have whole batches. Chunks without values are assigned to the ranks, so no two ranks write to
    the same chunk, and batches are the same on any number of ranks.
 4. A chunk is written when its last batch is done, so a job that was killed resumes with the next chunk.
@@ -129,8 +129,8 @@ def embed(
         they raise a ValueError that quotes it.
     ValueError
         On every rank, if ranks have different cells, or different values of the first cells, or if a rank fails. If
-        ``store`` has an array of different cells or of a model with other values for the first ones, or if the
-        model returns a wrong shape.
+        ``store`` has an array of different cells or of a model with different values for the first cells, or
+        if the model returns a wrong shape.
     TimeoutError
         If a rank doesn't respond in time. Its chunks in the array are kept.
     """

@@ -80,9 +80,9 @@ def global_batch(batch: Tree, sharding: NamedSharding) -> Tree:
           in every process if the categories are the same, as they are within a collection;
         - None stays None.
 
-        JAX uses 32 bits unless it is configured for 64. Floats are rounded to 32 bits, large
-        ones to infinity; integers that don't fit raise.
-        ``var``, which a ``Loader`` repeats in every batch, has no rows of the batch and is left out.
+        JAX uses 32 bits unless it is configured for 64. Floats are rounded to 32 bits, large ones to infinity; integers
+        that don't fit raise. ``var``, which a ``Loader`` repeats in every batch, has no rows of the batch and is left
+        out.
     sharding
         Placement of the arrays on devices. Its first dimension splits rows, and the other dimensions may split columns;
         every process passes all columns of its rows. Arrays with fewer dimensions use the first ones, so labels are

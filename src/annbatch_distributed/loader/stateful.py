@@ -80,7 +80,8 @@ class StatefulLoader(EpochLoader, Loader[Any, Any]):
     :meth:`from_collection` makes a loader and its sampler in one call. The class itself takes a
     :class:`DistributedSampler` and the arguments of :class:`annbatch.Loader`.
 
-    A batch is a dict of ``n`` cells, ``batch_size`` or fewer (of each virtual rank; or sets):
+    A batch is a dict of ``n`` cells. ``n`` is ``batch_size`` or less, times the virtual ranks of a rank and the cells
+    of a set, if there are any:
 
     ``"X"``
         Values of shape ``(n, n_var)`` in the dtype that ``dtype`` describes: a CSR matrix of SciPy, or a NumPy array if
